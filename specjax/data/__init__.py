@@ -1,0 +1,1 @@
+"""Text to batches: sources and their split (text), tokenizers (tokenizer), windows and batches (pipeline)."""

@@ -1,0 +1,91 @@
+"""Everything that can be wrong with a call, found before anything is compiled."""
+
+import numpy as np
+
+from specjax.decoding.state import Decoder
+from specjax.models import LanguageModel
+from specjax.protocol import Drafter, Verifier
+from specjax.sampling import Sampling
+
+
+def as_prompts(prompts, vocab_size: int) -> list[np.ndarray]:
+    """Prompts as a list of int32 arrays.
+
+    Raises:
+        ValueError: no prompts, an empty prompt, ids that are not integers or not in the vocabulary.
+    """
+    if not len(prompts):
+        raise ValueError("prompts is empty; give at least one prompt")
+    checked = []
+    for row, prompt in enumerate(prompts):
+        ids = np.asarray(prompt)
+        if ids.ndim != 1:
+            raise ValueError(f"prompt {row} must be a sequence of token ids; got shape {ids.shape}")
+        if not ids.size:
+            raise ValueError(
+                f"prompt {row} is empty; a prompt needs at least one token, such as a beginning-of-text id"
+            )
+        if not np.issubdtype(ids.dtype, np.integer):
+            raise ValueError(f"prompt {row} must hold integer token ids; got {ids.dtype}")
+        if ids.min() < 0 or ids.max() >= vocab_size:
+            bad = ids[(ids < 0) | (ids >= vocab_size)][0]
+            raise ValueError(
+                f"prompt {row} holds token id {bad}; the target's vocabulary has ids 0 to {vocab_size - 1}"
+            )
+        checked.append(ids.astype(np.int32))
+    return checked
+
+
+def as_limits(max_new_tokens, batch: int) -> np.ndarray:
+    """New tokens allowed per row, [B]."""
+    limits = np.asarray(max_new_tokens)
+    if not np.issubdtype(limits.dtype, np.integer) or limits.shape not in ((), (batch,)) or (limits < 1).any():
+        raise ValueError(
+            f"max_new_tokens must be an integer >= 1, or {batch} of them, one per row; got {max_new_tokens!r}"
+        )
+    return np.broadcast_to(limits, (batch,)).astype(np.int32)
+
+
+def as_stop_ids(stop_ids, vocab_size: int) -> np.ndarray:
+    """Stop ids padded with -1 to a multiple of 8, so that their number does not retrace."""
+    ids = np.asarray(list(stop_ids), np.int64)
+    if ids.size and (ids.min() < 0 or ids.max() >= vocab_size):
+        raise ValueError(f"stop_ids must be token ids from 0 to {vocab_size - 1}; got {list(stop_ids)}")
+    return np.pad(ids, (0, -ids.size % 8 or (0 if ids.size else 8)), constant_values=-1).astype(np.int32)
+
+
+def check_pair(
+    target: LanguageModel, drafter: Drafter, drafter_params, verifier: Verifier, sampling: Sampling
+) -> Decoder:
+    """Check that models and rule belong together; returns the static description of the run."""
+    if drafter.vocab_size not in (None, target.config.vocab_size):
+        raise ValueError(
+            f"the drafter's vocabulary has {drafter.vocab_size} tokens and the target's {target.config.vocab_size}; "
+            "both must use the same tokenizer"
+        )
+    if drafter.siblings not in verifier.siblings:
+        raise ValueError(
+            f"verifier {verifier.name!r} takes siblings {sorted(verifier.siblings)}; this drafter proposes {drafter.siblings!r}"
+        )
+    if not verifier.trees and not drafter.topology.is_chain:
+        raise ValueError(f"verifier {verifier.name!r} takes chains only; this drafter proposes a tree")
+    if verifier.greedy_only and not sampling.greedy:
+        raise ValueError(
+            f"verifier {verifier.name!r} keeps the target's law at temperature 0 only; set temperature=0 or use 'token'"
+        )
+    target.check("target")
+    drafter.check_params(drafter_params)
+    return Decoder(target.config, drafter, verifier)
+
+
+def check_context(decoder: Decoder, lengths: np.ndarray, limits: np.ndarray) -> None:
+    """Prompt and new tokens must fit into the context of both models."""
+    for role, context in (("target", decoder.target.context_length), ("drafter", decoder.drafter.context_length)):
+        if context is None:
+            continue
+        row = int(np.argmax(lengths + limits))
+        if lengths[row] + limits[row] > context:
+            raise ValueError(
+                f"row {row}: {lengths[row]} prompt tokens + {limits[row]} new tokens exceed the {role}'s context of "
+                f"{context}; shorten the prompt or lower max_new_tokens to {max(int(context - lengths[row]), 0)}"
+            )

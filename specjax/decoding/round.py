@@ -1,0 +1,173 @@
+"""One round: draft, verify with one padded target forward, commit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.decoding.state import Counts, Decoder, Finish, Origin, State
+from specjax.keys import Noise
+from specjax.models.transformer import apply
+from specjax.protocol import Committed, Context, Proposal, Verdict, node_laws, token_probabilities
+from specjax.sampling import Sampling
+
+
+@struct.dataclass
+class Inputs:
+    """What stays the same over all rounds of a call.
+
+    Attributes:
+        target_params, drafter_params: parameters.
+        sampling: the target's Sampling; draft_sampling: the drafter's.
+        stop_ids: [S] ids that end a row, padded with -1.
+    """
+
+    target_params: dict
+    drafter_params: dict | None
+    sampling: Sampling
+    draft_sampling: Sampling
+    stop_ids: Int[Array, "S"]
+
+
+def decode_round(decoder: Decoder, inputs: Inputs, state: State) -> State:
+    """Run one round for every live row; finished rows come back unchanged."""
+    noise = Noise(state.row_keys, state.length, decoder.verifier.stream)
+    proposal, draft_state, cache = decoder.drafter.propose(
+        inputs.drafter_params, state.draft_state, drafting_context(decoder, inputs, state), noise
+    )
+    proposal = mask_proposal(proposal, state, inputs.stop_ids)
+
+    topology = proposal.topology
+    nodes = jnp.concatenate([state.pending[:, None], proposal.tokens], 1)
+    tree = {}
+    if not topology.is_chain:
+        tree = dict(positions=state.length[:, None] - 1 + topology.depths, mask=jnp.asarray(topology.ancestors))
+    logits, cache, features = apply(
+        decoder.target,
+        inputs.target_params,
+        nodes,
+        cache.rollback(state.length - 1),
+        feature_layers=decoder.drafter.feature_layers,
+        **tree,
+    )
+    p = inputs.sampling.law(logits)
+    verdict = decoder.verifier.verify(p, proposal, noise)
+    return commit(decoder, inputs, state, proposal, verdict, p, logits, cache, features, draft_state)
+
+
+def drafting_context(decoder: Decoder, inputs: Inputs, state: State) -> Context:
+    """What the drafter sees of the state."""
+    return Context(
+        tokens=state.tokens,
+        length=state.length,
+        sampling=inputs.draft_sampling,
+        target_params=inputs.target_params,
+        target_cache=state.target_cache,
+        buffer_length=state.tokens.shape[1] - decoder.drafter.draft_length - 1,
+    )
+
+
+def mask_proposal(proposal: Proposal, state: State, stop_ids: Int[Array, "S"]) -> Proposal:
+    """Invalidate nodes of finished rows, nodes past the row's limit, and nodes behind a stop token.
+
+    A round emits one token more than it accepts, so a node may be at most `remaining - 1` deep. The limit lies within
+    both models' contexts, hence so does every valid node.
+    """
+    topology = proposal.topology
+    above = topology.ancestors[1:, 1:] & ~np.eye(topology.num_nodes, dtype=bool)
+    stopped = jnp.any(is_stop(proposal.tokens, stop_ids)[:, None] & above, -1)
+    in_reach = topology.depths[1:] <= (state.limit - state.length - 1)[:, None]
+    return proposal.replace(valid=proposal.valid & state.live[:, None] & in_reach & ~stopped)
+
+
+def is_stop(tokens: Int[Array, "*n"], stop_ids: Int[Array, "S"]) -> Bool[Array, "*n"]:
+    return jnp.any(tokens[..., None] == stop_ids, -1)
+
+
+def commit(
+    decoder: Decoder,
+    inputs: Inputs,
+    state: State,
+    proposal: Proposal,
+    verdict: Verdict,
+    p: Float[Array, "B M V"],
+    logits: Float[Array, "B M V"],
+    cache,
+    features,
+    draft_state,
+) -> State:
+    """Append what was accepted and the next token, up to and including the first stop token."""
+    n = verdict.num_accepted.astype(jnp.int32)
+    steps = jnp.arange(proposal.topology.max_depth + 1, dtype=jnp.int32)
+    # sources[:, j] is the node whose law emitted the j-th token: the root, then the accepted path.
+    sources = jnp.pad(verdict.path, ((0, 0), (1, 0)))
+    sources = jnp.where(steps <= n[:, None], sources, 0)
+    drafted = jnp.take_along_axis(jnp.pad(proposal.tokens, ((0, 0), (1, 0))), jnp.roll(sources, -1, 1), 1)
+    emitted = jnp.where(steps == n[:, None], verdict.next_token[:, None], drafted)
+
+    stops = is_stop(emitted, inputs.stop_ids) & (steps <= n[:, None])
+    stopped = jnp.any(stops, -1)
+    count = jnp.where(stopped, jnp.argmax(stops, -1).astype(jnp.int32) + 1, n + 1)
+    count = jnp.where(state.live, count, 0)
+    length = state.length + count
+    finish = jnp.where(stopped, Finish.STOP, jnp.where(length >= state.limit, Finish.LENGTH, Finish.RUNNING))
+    finish = jnp.where(state.live, finish, state.finish).astype(jnp.int32)
+
+    attempts = judged(proposal, verdict)
+    ending = jnp.where(jnp.any(attempts & (steps[1:] == n[:, None] + 1), -1), Origin.CORRECTION, Origin.BONUS)
+    origins = jnp.where(steps == n[:, None], ending[:, None], Origin.DRAFTED)
+
+    append = jax.vmap(
+        lambda buffer, new, at: jax.lax.dynamic_update_slice_in_dim(buffer, new.astype(buffer.dtype), at, 0)
+    )
+    committed = Committed(
+        tokens=emitted,
+        features=None if features is None else jnp.take_along_axis(features, sources[..., None], 1),
+        count=count,
+    )
+    return State(
+        tokens=append(state.tokens, emitted, state.length),
+        logprobs=append(state.logprobs, log_probabilities(logits, sources, emitted), state.length),
+        origins=append(state.origins, origins, state.length),
+        length=length,
+        limit=state.limit,
+        finish=finish,
+        row_keys=state.row_keys,
+        target_cache=cache.rollback(length - 1),
+        draft_state=decoder.drafter.commit(inputs.drafter_params, draft_state, committed),
+        counts=Counts(
+            rounds=state.counts.rounds + state.live,
+            drafted=state.counts.drafted + jnp.sum(proposal.valid, -1, dtype=jnp.int32),
+            accepted=state.counts.accepted + n,
+            emitted=state.counts.emitted + count,
+            attempts=state.counts.attempts + attempts,
+            acceptances=state.counts.acceptances + (steps[1:] <= n[:, None]),
+            overlap_sum=state.counts.overlap_sum + jnp.where(attempts, overlap(p, proposal), 0).astype(jnp.float32),
+        ),
+    )
+
+
+def judged(proposal: Proposal, verdict: Verdict) -> Bool[Array, "B D"]:
+    """Whether a valid node of each depth was judged: it hangs on the accepted path."""
+    depths = jnp.arange(1, proposal.topology.max_depth + 1)
+    return proposal.valid & (depths <= verdict.num_accepted[:, None] + 1)
+
+
+def overlap(p: Float[Array, "B M V"], proposal: Proposal) -> Float[Array, "B N"]:
+    """Σ min(p, q) at each node; with a one-hot q that is p of its token."""
+    laws = node_laws(p, proposal.topology)
+    if proposal.law is None:
+        return token_probabilities(laws, proposal.tokens)
+    return jnp.sum(jnp.minimum(laws, proposal.law), -1)
+
+
+def log_probabilities(
+    logits: Float[Array, "B M V"], sources: Int[Array, "B D1"], tokens: Int[Array, "B D1"]
+) -> Float[Array, "B D1"]:
+    """The target's log-softmax, at temperature 1 and without filters, of each token at its source node."""
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    total = jax.nn.logsumexp(logits, -1)
+    flat = logits.reshape(logits.shape[0], -1)
+    chosen = jnp.take_along_axis(flat, sources * logits.shape[-1] + tokens, 1)
+    return chosen - jnp.take_along_axis(total, sources, 1)

@@ -1,0 +1,91 @@
+"""A smaller language model of its own that drafts a chain, token by token (Leviathan et al. 2023, Chen et al. 2023)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specjax.models import KVCache, TransformerConfig, init_cache
+from specjax.models.transformer import apply, check_params
+from specjax.protocol import IID, Proposal, Topology
+from specjax.sampling import draw, first_max
+
+
+@dataclasses.dataclass(frozen=True)
+class Independent:
+    """Drafts γ tokens autoregressively with its own cache.
+
+    A round leaves the cache at most one position short: when everything was accepted, the last drafted token was never
+    run. The first step of the next round therefore always runs the two last committed tokens, which costs little more
+    than one and needs no branch per row:
+
+        tokens      ... a  b  r      r is pending
+        cache       ... a [b]        [b] is missing after a bonus, and recomputed to the same values otherwise
+        first step         b  r  ->  the law of the first draft, at r
+
+    Attributes:
+        model: the drafter's architecture.
+        draft_length: γ >= 1.
+    """
+
+    model: TransformerConfig
+    draft_length: int
+
+    siblings = IID
+    feature_layers = ()
+
+    def __post_init__(self):
+        if self.draft_length < 1:
+            raise ValueError(f"draft_length must be at least 1; got {self.draft_length}. To draft nothing use Empty()")
+
+    @property
+    def topology(self) -> Topology:
+        return Topology.chain(self.draft_length)
+
+    @property
+    def context_length(self) -> int:
+        return self.model.context_length
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.vocab_size
+
+    def check_params(self, params) -> None:
+        check_params(self.model, params, "drafter")
+
+    def init(self, params, context) -> KVCache:
+        batch, _ = context.tokens.shape
+        cache = init_cache(self.model, batch, context.buffer_length + self.draft_length)
+        _, cache, _ = apply(self.model, params, context.tokens, cache, logits_at=jnp.zeros((batch, 0), jnp.int32))
+        return cache.rollback(context.length - 1)
+
+    def propose(self, params, state: KVCache, context, noise):
+        sampling = context.sampling
+
+        def choose(logits, source):
+            if sampling.greedy:
+                return first_max(logits), None
+            law = sampling.law(logits)
+            return draw(law, source), law
+
+        def step(carry, source):
+            token, cache = carry
+            logits, cache, _ = apply(self.model, params, token[:, None], cache)
+            token, law = choose(logits[:, 0], source)
+            return (token, cache), (token, law)
+
+        sources = noise.draft(self.draft_length)
+        start = jnp.maximum(context.length - 2, 0)
+        pair = jnp.take_along_axis(context.tokens, start[:, None] + jnp.arange(2), 1)
+        pending = context.length - 1 - start
+        logits, cache, _ = apply(self.model, params, pair, state.rollback(start), logits_at=pending[:, None])
+        first = choose(logits[:, 0], jax.tree.map(lambda x: x[0], sources))
+        carry = first[0], cache.rollback(context.length)
+        (_, cache), rest = jax.lax.scan(step, carry, jax.tree.map(lambda x: x[1:], sources))
+        tokens, law = jax.tree.map(
+            lambda one, more: jnp.concatenate([one[:, None], more.swapaxes(0, 1)], 1), first, rest
+        )
+        return Proposal(tokens, law, jnp.ones(tokens.shape, bool), self.topology), cache, context.target_cache
+
+    def commit(self, params, state: KVCache, committed) -> KVCache:
+        return state  # the next propose says itself from which position on it overwrites

@@ -1,0 +1,73 @@
+"""Causal attention with grouped key-value heads, over a cache or over the sequence itself."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.models.cache import write
+from specjax.models.config import TransformerConfig
+from specjax.models.layers import make_dense
+from specjax.models.positions import rotate
+
+
+class Attention(nn.Module):
+    """Multi-head or grouped-query attention."""
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"], cached, length: Int[Array, "B"], positions: Int[Array, "B T"], mask):
+        """Attend, after writing the new keys and values behind the `length` cached ones (`cached`: a pair, or None).
+
+        Returns:
+            (output [B, T, D], the written (keys, values) or None)
+        """
+        c = self.config
+        groups = c.num_heads // c.num_kv_heads
+        head_norm = lambda name: nn.RMSNorm(c.norm_eps, dtype=c.dtype, param_dtype=c.param_dtype, name=name)  # noqa: E731
+
+        def project(heads, name):
+            out = make_dense(c, heads * c.head_dim, c.qkv_bias, name)(x)
+            return out.reshape(*out.shape[:2], heads, c.head_dim)
+
+        q, k, v = project(c.num_heads, "query"), project(c.num_kv_heads, "key"), project(c.num_kv_heads, "value")
+        if c.qk_norm:
+            q = head_norm("query_norm")(q)
+            k = head_norm("key_norm")(k)
+        if c.positions == "rotary":
+            q, k = rotate(q, positions, c), rotate(k, positions, c)
+
+        batch, width = x.shape[:2]
+        k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+        if cached is not None:
+            k, v = write(cached[0], k, length), write(cached[1], v, length)
+            cached = (k, v)
+        visible = visible_slots(k.shape[2], width, length, mask)
+        # [B, K, groups * T, H]: the query heads that share a key head form one matrix.
+        q = q.reshape(batch, width, c.num_kv_heads, groups, c.head_dim).transpose(0, 2, 3, 1, 4)
+        q = q.reshape(batch, c.num_kv_heads, groups * width, c.head_dim)
+        scores = jax.lax.dot_general(q, k, (((3,), (3,)), ((0, 1), (0, 1)))) * c.head_dim**-0.5
+        scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+        scores = scores.reshape(batch, c.num_kv_heads, groups, width, -1)
+        scores = jnp.where(visible[:, None, None], scores, jnp.finfo(scores.dtype).min)
+        weights = jax.nn.softmax(scores).reshape(batch, c.num_kv_heads, groups * width, -1)
+        out = jax.lax.dot_general(weights.astype(v.dtype), v, (((3,), (2,)), ((0, 1), (0, 1))))
+        out = out.reshape(batch, c.num_kv_heads, groups, width, c.head_dim).transpose(0, 3, 1, 2, 4)
+        out = out.reshape(batch, width, c.num_heads * c.head_dim)
+        return make_dense(c, c.d_model, c.attention_bias, "output")(out), cached
+
+
+def visible_slots(num_slots: int, width: int, length: Int[Array, "B"], mask) -> Bool[Array, "B T S"]:
+    """Which slots each of the `width` new tokens may attend to.
+
+                   slots before length     the T new slots       behind
+    token t        all                     mask[t] (or 0..t)     none
+    """
+    slots = jnp.arange(num_slots)
+    offset = slots - length[:, None]  # [B, S]: which of the new tokens a slot holds; negative: an earlier one
+    if mask is None:
+        return offset[:, None] <= jnp.arange(width)[:, None]
+    mask = jnp.broadcast_to(mask, (length.shape[0], width, width))
+    new = jnp.take_along_axis(mask, jnp.clip(offset, 0, width - 1)[:, None], 2)
+    return (offset < 0)[:, None] | (new & (offset < width)[:, None])

@@ -1,0 +1,184 @@
+"""A decoder-only transformer in Linen: one function for training, prefill, one-token and N-token steps."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.models.attention import Attention
+from specjax.models.cache import KVCache
+from specjax.models.config import TransformerConfig
+from specjax.models.layers import make_dense, make_norm
+from specjax.models.positions import sinusoidal
+
+
+class MLP(nn.Module):
+    """The position-wise network."""
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        c = self.config
+        up = make_dense(c, c.d_ff, c.mlp_bias, "up")(x)
+        if c.mlp == "swiglu":
+            hidden = nn.silu(make_dense(c, c.d_ff, c.mlp_bias, "gate")(x)) * up
+        else:
+            hidden = {"gelu": nn.gelu, "relu": nn.relu}[c.mlp](up)
+        return make_dense(c, c.d_model, c.mlp_bias, "down")(hidden)
+
+
+class Block(nn.Module):
+    """Attention and MLP, each with its norm before it (pre) or after the sum (post)."""
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(self, x, cached, length, positions, mask, train: bool):
+        c = self.config
+        drop = nn.Dropout(c.dropout, deterministic=not train)
+        attention_norm, mlp_norm = make_norm(c, "attention_norm"), make_norm(c, "mlp_norm")
+        attention, mlp = Attention(c, name="attention"), MLP(c, name="mlp")
+        if c.norm_position == "pre":
+            out, cached = attention(attention_norm(x), cached, length, positions, mask)
+            x = x + drop(out)
+            return x + drop(mlp(mlp_norm(x))), cached
+        out, cached = attention(x, cached, length, positions, mask)
+        x = attention_norm(x + drop(out))
+        return mlp_norm(x + drop(mlp(x))), cached
+
+
+class Transformer(nn.Module):
+    """Logits for the token after each given one."""
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        cache: KVCache | None = None,
+        *,
+        positions: Int[Array, "B T"] | None = None,
+        mask: Bool[Array, "*b T T2"] | None = None,
+        feature_layers: tuple[int, ...] = (),
+        logits_at: Int[Array, "B M"] | None = None,
+        train: bool = False,
+    ) -> tuple[Any, KVCache | None, Any]:
+        """Run the model.
+
+        Args:
+            tokens: [B, T] ids. With a cache they take the slots `cache.length + 0..T-1` of each row.
+            cache: what came before; None for training on whole sequences.
+            positions: [B, T] absolute positions (default: slots). The nodes of a tree share positions, not slots.
+            mask: [T, T] or [B, T, T] booleans: which of these T tokens each of them may attend to (default: causal).
+                All slots before `cache.length` are always visible.
+            feature_layers: layers whose outputs are returned, i for the i-th block's, 0 for the embedding.
+            logits_at: [B, M] indices into T at which logits are wanted (default: all); M = 0 skips the head.
+            train: whether dropout is on; needs a "dropout" rng when the rate is above 0.
+
+        Returns:
+            (logits [B, T or M, V], the cache with its length advanced by T or None, features [B, T, len * D] or None)
+        """
+        c = self.config
+        length = jnp.zeros(tokens.shape[0], jnp.int32) if cache is None else cache.length
+        if positions is None:
+            positions = length[:, None] + jnp.arange(tokens.shape[1])
+        embedding = nn.Embed(
+            c.vocab_size,
+            c.d_model,
+            dtype=c.dtype,
+            param_dtype=c.param_dtype,
+            embedding_init=nn.initializers.normal(0.02 if c.tied_head else 1.0),
+            name="embedding",
+        )
+        x = embedding(tokens)
+        if c.positions == "sinusoidal":
+            x = x + sinusoidal(positions, c.d_model).astype(x.dtype)
+        elif c.positions == "learned":
+            table = nn.Embed(
+                c.context_length, c.d_model, dtype=c.dtype, param_dtype=c.param_dtype, name="position_embedding"
+            )
+            x = x + table(positions)
+        x = nn.Dropout(c.dropout, deterministic=not train)(x)
+
+        block = nn.remat(Block, static_argnums=(6,)) if c.remat and cache is None else Block
+        features = {0: x} if 0 in feature_layers else {}
+        keys, values = [], []
+        for i in range(c.num_layers):
+            cached = None if cache is None else (cache.keys[i], cache.values[i])
+            x, cached = block(c, name=f"layer_{i}")(x, cached, length, positions, mask, train)
+            if cached is not None:
+                keys.append(cached[0])
+                values.append(cached[1])
+            if i + 1 in feature_layers:
+                features[i + 1] = x
+        if cache is not None:
+            cache = KVCache(keys=tuple(keys), values=tuple(values), length=length + tokens.shape[1])
+
+        if logits_at is not None:
+            x = jnp.take_along_axis(x, logits_at[..., None], 1)
+        if c.final_norm:
+            x = make_norm(c, "final_norm")(x)
+        if c.tied_head:
+            logits = embedding.attend(x)
+        else:
+            logits = make_dense(c, c.vocab_size, c.head_bias, "head")(x)
+        chosen = jnp.concatenate([features[i] for i in feature_layers], -1) if feature_layers else None
+        return logits, cache, chosen
+
+
+@struct.dataclass
+class LanguageModel:
+    """A transformer's static config and its parameters, kept together."""
+
+    config: TransformerConfig = struct.field(pytree_node=False)
+    params: Any
+
+    @classmethod
+    def init(cls, config: TransformerConfig, key) -> "LanguageModel":
+        tokens = jnp.zeros((1, 1), jnp.int32)
+        return cls(config, jax.jit(Transformer(config).init)(key, tokens)["params"])
+
+    @property
+    def num_params(self) -> int:
+        return sum(x.size for x in jax.tree.leaves(self.params))
+
+    def __call__(self, tokens, cache=None, **kwargs):
+        """`Transformer.__call__` with these parameters."""
+        return apply(self.config, self.params, tokens, cache, **kwargs)
+
+    def check(self, role: str) -> None:
+        """Raises ValueError when the parameters are not those of the config; `role` names the model."""
+        check_params(self.config, self.params, role)
+
+
+def apply(config: TransformerConfig, params, tokens, cache=None, **kwargs):
+    """`Transformer.__call__` as a function of its parameters."""
+    return Transformer(config).apply({"params": params}, tokens, cache, **kwargs)
+
+
+def check_params(config: TransformerConfig, params, role: str) -> None:
+    """Compare parameter names, shapes and dtypes with what the config builds, without compiling anything.
+
+    Raises:
+        ValueError: naming the first difference, what was expected and what came.
+    """
+    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    wanted = jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens)["params"]
+    flat = lambda tree: {
+        jax.tree_util.keystr(k, simple=True, separator="/"): x for k, x in jax.tree.leaves_with_path(tree)
+    }  # noqa: E731
+    wanted, given = flat(wanted), flat(params)
+    for name in [*wanted, *given]:
+        if name not in given:
+            raise ValueError(f"the {role}'s parameters lack {name}, which its config asks for")
+        if name not in wanted:
+            raise ValueError(f"the {role}'s parameters hold {name}, which its config does not know")
+        want, have = wanted[name], given[name]
+        if not hasattr(have, "dtype") or want.shape != have.shape or want.dtype != have.dtype:
+            shape, dtype = getattr(have, "shape", "no shape"), getattr(have, "dtype", type(have).__name__)
+            raise ValueError(f"the {role}'s {name} must be {want.dtype}{list(want.shape)}; got {dtype}{list(shape)}")

@@ -1,0 +1,219 @@
+"""What drafter, verifier and loop hand to each other, and nothing else.
+
+One round, for a chain of N = 3 nodes behind the pending token r (already committed, its forward not yet run):
+
+    node          0    1    2    3
+    token         r    x1   x2   x3      the target's forward sees these N + 1 tokens
+    its logits    p0   p1   p2   p3      p[:, i] is the target's law of what follows node i
+    drafted from       q1   q2   q3      proposal.law[:, i - 1] is the law that node i was drawn from
+
+Node i > 0 is therefore judged by p at its parent. Node numbers count the root as 0; arrays over the N proposed nodes
+(`tokens`, `law`, `valid`) leave the root out.
+"""
+
+import dataclasses
+import functools
+from typing import Any, Protocol, runtime_checkable
+
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.keys import Noise, Stream
+from specjax.sampling import Sampling
+
+# How the children of one node came about. A verifier lists the kinds it is lossless for.
+IID, WITHOUT_REPLACEMENT, FIXED = "iid", "without_replacement", "fixed"
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """The shape of a proposal: `parents[i]` is the parent of node i + 1, with 0 for the root. Static and hashable.
+
+    Parents come before their children. A chain is the topology whose every node hangs on the one before it.
+    """
+
+    parents: tuple[int, ...]
+
+    def __post_init__(self):
+        for node, parent in enumerate(self.parents, start=1):
+            if not 0 <= parent < node:
+                raise ValueError(
+                    f"node {node} has parent {parent}; a parent must come before its child (0 is the root)"
+                )
+
+    @classmethod
+    def chain(cls, length: int) -> "Topology":
+        return cls(tuple(range(length)))
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.parents)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.parents == tuple(range(self.num_nodes))
+
+    @functools.cached_property
+    def depths(self) -> np.ndarray:
+        """Depth of all N + 1 nodes, the root's being 0."""
+        depths = np.zeros(self.num_nodes + 1, np.int32)
+        for node, parent in enumerate(self.parents, start=1):
+            depths[node] = depths[parent] + 1
+        return depths
+
+    @property
+    def max_depth(self) -> int:
+        return int(self.depths.max())
+
+    @functools.cached_property
+    def ancestors(self) -> np.ndarray:
+        """[N + 1, N + 1] booleans: whether column j is node i itself or an ancestor of it: the attention mask."""
+        mask = np.eye(self.num_nodes + 1, dtype=bool)
+        for node, parent in enumerate(self.parents, start=1):
+            mask[node] |= mask[parent]
+        return mask
+
+
+@struct.dataclass
+class Proposal:
+    """Drafted tokens with the laws they were really drawn from.
+
+    Attributes:
+        tokens: [B, N] drafted ids.
+        law: [B, N, V] the law each node was drawn from; None when the tokens were chosen, not drawn (q is one-hot).
+        valid: [B, N] nodes that may be accepted. An invalid node has no valid descendant; its token and law are never
+            looked at.
+        topology: static shape.
+        siblings: static; how the children of a node relate (`iid`, `without_replacement` or `fixed`).
+    """
+
+    tokens: Int[Array, "B N"]
+    law: Float[Array, "B N V"] | None
+    valid: Bool[Array, "B N"]
+    topology: Topology = struct.field(pytree_node=False)
+    siblings: str = struct.field(pytree_node=False, default=IID)
+
+
+@struct.dataclass
+class Verdict:
+    """What the verifier decided for each row.
+
+    Attributes:
+        num_accepted: [B] length of the accepted path, 0..max depth.
+        path: [B, max depth] node numbers along the accepted path (1..N); entries past `num_accepted` are arbitrary.
+        next_token: [B] the correction or bonus that follows the path.
+    """
+
+    num_accepted: Int[Array, "B"]
+    path: Int[Array, "B D"]
+    next_token: Int[Array, "B"]
+
+
+@struct.dataclass
+class Context:
+    """What a drafter may look at between rounds.
+
+    Attributes:
+        tokens: [B, L] committed tokens of each row, right-padded; the last committed one is pending.
+        length: [B] number of committed tokens.
+        sampling: the drafter's own Sampling.
+        features: target features the drafter asked for by `feature_layers`, [B, L, F] at init and None if it asked for
+            none; what commits later arrives in `Committed.features`.
+        target_params: the target's parameters.
+        target_cache: the target's cache; travels through `propose` and back.
+        buffer_length: static; L, the longest text this call can reach. At init, `tokens` may be shorter.
+    """
+
+    tokens: Int[Array, "B L"]
+    length: Int[Array, "B"]
+    sampling: Sampling
+    features: Any = None
+    target_params: Any = None
+    target_cache: Any = None
+    buffer_length: int = struct.field(pytree_node=False, default=0)
+
+
+@struct.dataclass
+class Committed:
+    """What one round added.
+
+    Attributes:
+        tokens: [B, D + 1] the accepted path's tokens and the next token, padded.
+        features: [B, D + 1, F] the target features of the root and the accepted path (those that emitted `tokens`).
+        count: [B] how many of them were emitted; 0 for a finished row.
+    """
+
+    tokens: Int[Array, "B D1"]
+    features: Any
+    count: Int[Array, "B"]
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Whatever proposes tokens: a frozen, hashable dataclass. Parameters and state are passed in and out.
+
+    Attributes:
+        draft_length: γ, the depth of one proposal; 0 proposes nothing.
+        topology: static shape of every proposal.
+        siblings: how the children of a node come about.
+        feature_layers: target layers whose outputs the drafter wants (layer i's output is i; 0 is the embedding).
+        context_length: longest text it can follow, or None when it has no limit.
+        vocab_size: ids it may propose, or None when it has no vocabulary of its own.
+    """
+
+    draft_length: int
+    topology: Topology
+    siblings: str
+    feature_layers: tuple[int, ...]
+    context_length: int | None
+    vocab_size: int | None
+
+    def check_params(self, params) -> None:
+        """Raises ValueError, before anything is compiled, when the parameters do not fit."""
+
+    def init(self, params, context: Context) -> Any:
+        """State after the prompt; `context.length - 1` positions may be processed, the last one is pending."""
+
+    def propose(self, params, state, context: Context, noise: Noise) -> tuple[Proposal, Any, Any]:
+        """(proposal, state, target cache). Draws come from `noise.draft`, one source per depth."""
+
+    def commit(self, params, state, committed: Committed) -> Any:
+        """State after the round: caches rolled back to what was accepted."""
+
+
+@runtime_checkable
+class Verifier(Protocol):
+    """A rule that turns laws and a proposal into a verdict: a frozen, hashable dataclass without a model.
+
+    Attributes:
+        name: what tables and configs call it; a lossy rule's name starts with "lossy_".
+        lossless: whether the output law is exactly the target's.
+        stream: the stream of randomness the rule needs.
+        siblings: sibling kinds the rule accepts.
+        greedy_only: whether the rule needs one-hot target laws (temperature 0).
+        trees: whether topologies other than chains are accepted.
+    """
+
+    name: str
+    lossless: bool
+    stream: Stream
+    siblings: frozenset[str]
+    greedy_only: bool
+    trees: bool
+
+    def verify(self, p: Float[Array, "B M V"], proposal: Proposal, noise: Noise) -> Verdict:
+        """The verdict for target laws p of the root and the N nodes (M = N + 1)."""
+
+
+def node_laws(p: Float[Array, "B M V"], topology: Topology) -> Float[Array, "B N V"]:
+    """The target's law at each proposed node's parent: what that node's token is judged by."""
+    if topology.is_chain:
+        return p[:, :-1]
+    return p[:, np.asarray(topology.parents)]
+
+
+def token_probabilities(law: Float[Array, "B N V"], tokens: Int[Array, "B N"]) -> Float[Array, "B N"]:
+    """law[b, n, tokens[b, n]]."""
+    return jnp.take_along_axis(law, tokens[..., None], -1)[..., 0]

@@ -1,0 +1,20 @@
+"""Rules that decide which drafted tokens are kept: one file per rule, all listed in `VERIFIERS`.
+
+A rule is a frozen dataclass that satisfies `specjax.protocol.Verifier`; those on the round stream are made of the three
+parts in `round_stream.py`. `python -m specjax.verifiers.audit` states the exact law of each.
+"""
+
+from specjax.verifiers.block import BlockRule
+from specjax.verifiers.coupled import CoupledRule
+from specjax.verifiers.greedy import GreedyRule
+from specjax.verifiers.lossy import LossyFixedAcceptance, LossyResampleFromTarget
+from specjax.verifiers.token import TokenRule
+
+VERIFIERS = {
+    "token": TokenRule,
+    "block": BlockRule,
+    "coupled": CoupledRule,
+    "greedy": GreedyRule,
+    "lossy_fixed_acceptance": LossyFixedAcceptance,
+    "lossy_resample_from_target": LossyResampleFromTarget,
+}
