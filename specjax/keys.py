@@ -103,8 +103,8 @@ def row_keys(seed, batch: int) -> Key[Array, "B"]:
         batch: number of rows B.
     """
     seeds = np.asarray(seed)
-    if not np.issubdtype(seeds.dtype, np.integer) or seeds.shape not in ((), (batch,)):
-        raise ValueError(f"seed must be an integer or {batch} integers, one per row; got {seed!r}")
+    if not np.issubdtype(seeds.dtype, np.integer) or seeds.shape not in ((), (batch,)) or (seeds >= 2**63).any():
+        raise ValueError(f"seed must be an integer below 2**63 or {batch} of them, one per row; got {seed!r}")
     if seeds.ndim == 0:
         base = jax.random.key(int(seeds))
         return jax.vmap(lambda i: jax.random.fold_in(base, i))(jnp.arange(batch))

@@ -43,7 +43,7 @@ class Sampling:
                 return None
             try:
                 array = np.asarray(value)
-                numeric = np.issubdtype(array.dtype, np.number)
+                numeric = array.dtype.kind in "iuf"
                 fits = numeric and array.ndim <= 1 and array.size and np.all(np.isfinite(array)) and np.all(ok(array))
             except (TypeError, ValueError):
                 fits = False
@@ -58,7 +58,7 @@ class Sampling:
         return cls(
             temperature=temperature,
             top_k=checked(
-                "top_k", top_k, jnp.int32, lambda k: (k >= 1) & (k == np.floor(k)), "an integer >= 1 or None"
+                "top_k", top_k, jnp.int32, lambda k: (1 <= k) & (k < 2**31) & (k == np.floor(k)), "an integer >= 1 or None"
             ),
             top_p=checked("top_p", top_p, jnp.float32, lambda p: (p > 0) & (p <= 1), "in (0, 1] or None"),
             min_p=checked("min_p", min_p, jnp.float32, lambda p: (p >= 0) & (p <= 1), "in [0, 1] or None"),
@@ -90,7 +90,7 @@ class Sampling:
         if self.greedy:
             return _one_hot_of_max(logits)
         temperature = self._per_row(self.temperature, logits)
-        safe = jnp.where(temperature == 0, 1, temperature)
+        safe = jnp.where(temperature == 0, 1, jnp.maximum(temperature, 1e-30))  # logits / safe stay finite
         law = jax.nn.softmax(logits / safe)
         if self.top_k is not None:
             k = self._per_row(self.top_k, logits)

@@ -102,7 +102,9 @@ class Transformer(nn.Module):
             table = nn.Embed(
                 c.context_length, c.d_model, dtype=c.dtype, param_dtype=c.param_dtype, name="position_embedding"
             )
-            x = x + table(positions)
+            # Drafted nodes may lie past the context. They are never accepted, but a lookup there would be NaN, and a NaN
+            # in the cache spoils what attends around it: its weight is 0, and 0 times NaN is NaN.
+            x = x + table(jnp.minimum(positions, c.context_length - 1))
         x = nn.Dropout(c.dropout, deterministic=not train)(x)
 
         block = nn.remat(Block, static_argnums=(6,)) if c.remat and cache is None else Block

@@ -52,10 +52,15 @@ def interleave(
     seconds: dict[str, list[float]] = {name: [] for name in thunks}
     for _ in range(repeats):
         for name, thunk in thunks.items():
-            start = time.perf_counter()
-            jax.block_until_ready(thunk())
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(seconds_of(thunk))
     return seconds
+
+
+def seconds_of(thunk: Callable[[], Any]) -> float:
+    """Seconds of one call, until the arrays that it returns are ready."""
+    start = time.perf_counter()
+    jax.block_until_ready(thunk())
+    return time.perf_counter() - start
 
 
 def timing(seconds: Collection[float]) -> Timing:

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from specjax.events import EventWriter, Progress
 from specjax.training import manifest
 from specjax.training.checkpoints import Checkpoints
 from specjax.training.interrupts import Interrupts
@@ -99,8 +100,8 @@ def fit(
     prepare: Callable[[Any, jax.Array, Batch], Batch] | None = None,
     evaluators: Sequence[Evaluator] = (),
     checkpoints: Checkpoints | None = None,
-    writer: Any = None,
-    progress: Callable[[int, dict[str, float]], None] | None = None,
+    writer: EventWriter | None = None,
+    progress: Progress | None = None,
 ) -> FitResult:
     """Trains `params` on `batches`, going on from the latest checkpoint if there is one.
 
@@ -115,8 +116,8 @@ def fit(
         prepare: turns (current params, key, corpus batch) into the batch of the step, e.g. `mixture.Mixture`.
         evaluators: called with the parameters to evaluate (the moving average, if there is one).
         checkpoints: where to save; the best by its held-out metric is saved too.
-        writer: `specjax.events` writer: `scalars(step, {tag: value})` and `text(step, tag, text)`.
-        progress: called after every step with the step and the latest metrics.
+        writer: where curves and texts go, under "train/", "optimizer/", "speed/" and the evaluators' own names.
+        progress: a bar over all steps of the schedule; the caller opens and closes it.
 
     Raises:
         NonFiniteLoss: naming the step; checkpoints hold only states from before it.
@@ -158,6 +159,8 @@ class _Run:
 
     def __call__(self, state, iterator, interrupts) -> FitResult:
         step = resumed_at = int(state.step)
+        if self.progress is not None and resumed_at:
+            self.progress.update(resumed_at)
         pending = None  # metrics of the step that is still running, and its shape
         while step < self.schedule.steps:
             try:
@@ -209,7 +212,7 @@ class _Run:
             self.history.append({"step": step, **values})
             self._log(step, values, shape[1] - 1)
         if self.progress is not None:
-            self.progress(step, values)
+            self.progress.update(loss=values["loss"])
 
     def _log(self, step, values, context):
         speed = {"peak_flops": self.throughput.peak}
@@ -223,7 +226,7 @@ class _Run:
             train = {name: value for name, value in values.items() if name not in optimizer}
             groups = {"train": train, "optimizer": optimizer, "speed": speed}
             for group, tags in groups.items():
-                self.writer.scalars(step, {f"{group}/{name}": value for name, value in tags.items()})
+                self.writer.scalars({f"{group}/{name}": value for name, value in tags.items()}, step)
 
     def _at_rest(self, state, iterator, step, evaluate, save):
         """Evaluation and saving, with nothing running on the device."""
@@ -238,11 +241,11 @@ class _Run:
                 if not isinstance(value, str):
                     numbers[name] = float(value)
                 elif self.writer is not None:
-                    self.writer.text(step, name, value)
+                    self.writer.text(name, value, step)
         if numbers:
             self.evaluations.append({"step": step, **numbers})
             if self.writer is not None:
-                self.writer.scalars(step, numbers)
+                self.writer.scalars(numbers, step)
         return numbers
 
     def _kept(self):

@@ -33,7 +33,7 @@ def train_step(
     (loss, metrics), gradients = gradient(
         objective, state.params, batch, step_key(state, LOSS), frozen, optimizer.accumulation
     )
-    norm = optax.global_norm(gradients)
+    norm = optax.tree.norm(gradients)
     return apply_gradients(optimizer, state, gradients, norm), {**metrics, "loss": loss, "gradient_norm": norm}
 
 

@@ -18,6 +18,7 @@ import importlib
 import json
 import os
 import sys
+from typing import Any
 
 import jax
 import numpy as np
@@ -65,11 +66,12 @@ class AuditReport:
         return "exact" if self.lossless else "lossy, measured"
 
 
-def audit(rule: Verifier, *, worlds: tuple[tuple[int, Topology], ...] = WORLDS, seed: int = 0) -> AuditReport:
+def audit(rule: Any, *, worlds: tuple[tuple[int, Topology], ...] = WORLDS, seed: int = 0) -> AuditReport:
     """Measures how far the output law of a rule is from the target's.
 
     Args:
-        rule: a verifier; one on the round stream also has the parts of `round_stream.RoundRule`.
+        rule: a `specjax.protocol.Verifier`, which is checked here; one on the round stream also has the parts of
+            `round_stream.RoundRule`.
         worlds: vocabulary size and topology of the cases; the work grows like (4 V)^N.
         seed: of the random laws.
 

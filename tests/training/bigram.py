@@ -25,7 +25,7 @@ class Bigram:
         tokens = jnp.asarray(batch["tokens"])
         rows = jnp.take(params["table"], tokens[:, :-1], axis=0) + params["bias"]
         rows = rows + self.noise * jax.random.normal(key, rows.shape, rows.dtype)
-        mask = batch["mask"][:, 1:] if "mask" in batch else jnp.ones(tokens[:, 1:].shape, bool)
+        mask = jnp.asarray(batch["mask"])[:, 1:] if "mask" in batch else jnp.ones(tokens[:, 1:].shape, bool)
         loss = losses.masked_mean(losses.cross_entropy(losses.log_law(rows), tokens[:, 1:]), mask)
         return loss, {"cross_entropy": loss, "positions": jnp.sum(mask)}
 

@@ -130,6 +130,8 @@ def test_other_arrays_are_refused_naming_the_first(change, message, reopen):
     assert "\n" not in str(error.value)
 
 
+# Orbax abandons its other reads when one fails; their futures complain about it later.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_every_flipped_bit_is_noticed(saved, reopen):
     """Flips one bit in the middle of each file of the checkpoint, one file at a time."""
     files = [path for path in (saved / "4").rglob("*") if path.is_file() and path.stat().st_size]

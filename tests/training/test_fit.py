@@ -10,23 +10,40 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.events import EventWriter, Progress
 from specjax.training.fit import NonFiniteLoss, Schedule
 from specjax.training.step import train_step
 from tests.training import bigram
 
 
-class Recorder:
+class Recorder(EventWriter):
     """A writer that remembers."""
 
     def __init__(self):
+        super().__init__(None)
         self.numbers, self.texts = {}, []
 
-    def scalars(self, step, values):
+    def scalars(self, values, step):
+        super().scalars(values, step)  # checks the tags
         for tag, value in values.items():
             self.numbers.setdefault(tag, []).append((step, value))
 
-    def text(self, step, tag, text):
+    def text(self, tag, text, step=0):
+        super().text(tag, text, step)
         self.texts.append((step, tag, text))
+
+
+class Counter(Progress):
+    """A silent bar that runs an action when a step's metrics arrive."""
+
+    def __init__(self, at=None, action=None):
+        super().__init__(None, "", enabled=False)
+        self.at, self.action = at, action
+
+    def update(self, units=1, **figures):
+        super().update(units, **figures)
+        if self.count == self.at:
+            self.action()
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +84,9 @@ def test_resume_equals_no_interruption_bit_for_bit(stop, tmp_path, uninterrupted
     assert_same_run(second, uninterrupted)
     again = bigram.train(tmp_path)
     assert again.resumed_at == 12 and again.history == []
+    progress = Counter()
+    bigram.train(tmp_path, progress=progress)
+    assert progress.count == 12
     assert_same_run(again, uninterrupted)
 
 
@@ -129,7 +149,9 @@ def test_a_batch_without_positions_changes_nothing_but_the_step():
     result = bigram.train(steps=3, prepare=empty, optimizer=optimizer)
     assert [record["loss"] for record in result.history] == [0, 0, 0]
     assert [record["gradient_norm"] for record in result.history] == [0, 0, 0]
-    chex.assert_trees_all_equal(jax.tree.map(np.asarray, result.state.params), jax.tree.map(np.asarray, bigram.initial_params()))
+    chex.assert_trees_all_equal(
+        jax.tree.map(np.asarray, result.state.params), jax.tree.map(np.asarray, bigram.initial_params())
+    )
 
 
 def test_evaluators_see_the_average_and_decide_what_is_best(tmp_path):
@@ -199,13 +221,11 @@ def test_bad_schedules_are_named(bad):
 def test_signals_save_and_exit_and_the_handlers_come_back(number, error, tmp_path, uninterrupted):
     handlers = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
 
-    def interrupt(step, values):
-        if step == 4:  # metrics of step 4 are fetched while step 5 runs
-            os.kill(os.getpid(), number)
-
+    # The metrics of step 4 are fetched while step 5 runs.
+    progress = Counter(4, lambda: os.kill(os.getpid(), number))
     schedule = Schedule(12, log_every=1, save_every=100)
     with pytest.raises(error) as caught:
-        bigram.train(tmp_path, schedule=schedule, progress=interrupt)
+        bigram.train(tmp_path, schedule=schedule, progress=progress)
     if error is SystemExit:
         assert caught.value.code == 128 + signal.SIGTERM
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == handlers
@@ -217,7 +237,11 @@ def test_signals_save_and_exit_and_the_handlers_come_back(number, error, tmp_pat
 def run_child(code, directory):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen(
-        [sys.executable, "-c", code, str(directory)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, str(directory)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -253,14 +277,17 @@ bigram.train(sys.argv[1])
 def test_sigterm_from_outside_ends_the_process_cleanly(tmp_path, uninterrupted):
     code = """
 import sys, time
+from specjax.events import Progress
 from specjax.training.fit import Schedule
 from tests.training import bigram
 
-def slowly(step, values):
-    print("step", step, flush=True)
-    time.sleep(0.2)
+class Slow(Progress):
+    def update(self, units=1, **figures):
+        super().update(units, **figures)
+        print("step", self.count, flush=True)
+        time.sleep(0.2)
 
-bigram.train(sys.argv[1], progress=slowly, schedule=Schedule(1000, log_every=1))
+bigram.train(sys.argv[1], progress=Slow(None, "", enabled=False), schedule=Schedule(1000, log_every=1))
 """
     child = run_child(code, tmp_path)
     while "step 3" not in child.stdout.readline():

@@ -22,7 +22,9 @@ def test_flatten_names_leaves_by_path_and_unflatten_puts_them_back():
 
 
 def test_description_of_a_config_is_json_and_tells_configs_apart():
-    config = TransformerConfig(vocab_size=7, d_model=8, num_layers=1, num_heads=2, rotary_scaling=RotaryScaling(8, 1, 4, 64))
+    config = TransformerConfig(
+        vocab_size=7, d_model=8, num_layers=1, num_heads=2, rotary_scaling=RotaryScaling(8, 1, 4, 64)
+    )
     described = manifests.describe({"config": config, "list": (1, 2.5, None, True), "dtype": jnp.bfloat16})
     assert json.loads(json.dumps(described)) == described
     assert described["config"]["dtype"] == "float32" and described["dtype"] == "bfloat16"
@@ -45,7 +47,9 @@ def test_any_flipped_bit_changes_the_checksum(bit):
         manifests.check_arrays(manifest, {"kernel": kernel}, "checkpoint 1")
 
 
-@pytest.mark.parametrize("change", [lambda x: x.astype(np.int32).view(np.float32), lambda x: x.reshape(3, 2), lambda x: -x])
+@pytest.mark.parametrize(
+    "change", [lambda x: x.astype(np.int32).view(np.float32), lambda x: x.reshape(3, 2), lambda x: -x]
+)
 def test_same_bytes_of_another_shape_or_dtype_do_not_pass(change):
     zero = np.zeros((2, 3), np.float32)
     manifest = manifests.build({}, {"x": np.ones((2, 3), np.float32)})

@@ -34,7 +34,7 @@ def batch(seed=0, rows=4, width=9):
 
 
 def logits(config, params, tokens):
-    return LanguageModel(config, params)(tokens)[0]
+    return LanguageModel(config, params)(jnp.asarray(tokens))[0]
 
 
 def test_next_token_is_the_cross_entropy_of_the_following_token(drafter):
@@ -116,12 +116,12 @@ def test_distillation_lowers_its_divergence_and_leaves_the_target_alone(name, ta
     chex.assert_trees_all_equal(jax.tree.map(np.asarray, target), before)
 
 
-def test_dropout_depends_on_the_key_and_spares_the_target(target):
+def test_dropout_depends_on_the_key_and_spares_the_target(target, drafter):
     dropping = dataclasses.replace(TARGET, dropout=0.5)
     losses = [Distillation(dropping, dropping).loss(target, batch(), jax.random.key(i), target)[0] for i in (0, 0, 1)]
     assert losses[0] == losses[1] != losses[2]
     assert losses[0] > 1e-3  # the drafter drops, the target, of the same parameters, does not
-    still = [Distillation(DRAFTER, dropping).loss(LanguageModel.init(DRAFTER, KEY).params, batch(), jax.random.key(i), target)[0] for i in (0, 1)]
+    still = [Distillation(DRAFTER, dropping).loss(drafter, batch(), jax.random.key(i), target)[0] for i in (0, 1)]
     assert still[0] == still[1]
 
 

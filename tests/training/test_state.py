@@ -19,7 +19,7 @@ def gradients(seed=0, scale=1.0):
 
 
 def step(config, state, grads):
-    return apply_gradients(config, state, grads, optax.global_norm(grads))
+    return apply_gradients(config, state, grads, optax.tree.norm(grads))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -43,7 +43,7 @@ def test_clipping_bounds_the_gradient_by_its_global_norm():
     config = OptimizerConfig(clip_norm=1.0, b1=0.0, weight_decay=0.0)
     big = step(config, create(config, PARAMS, jax.random.key(0)), gradients(scale=100.0))
     mu = next(s.mu for s in big.opt_state if hasattr(s, "mu"))
-    assert optax.global_norm(mu) == pytest.approx(1.0, rel=1e-5)
+    assert optax.tree.norm(mu) == pytest.approx(1.0, rel=1e-5)
     small = gradients(scale=1e-3)
     kept = step(config, create(config, PARAMS, jax.random.key(0)), small)
     chex.assert_trees_all_close(next(s.mu for s in kept.opt_state if hasattr(s, "mu")), small, rtol=1e-6)
@@ -65,7 +65,8 @@ def test_muon_orthogonalises_hidden_matrices_only():
     singular = np.linalg.svd(update["layer_0"]["kernel"], compute_uv=False)
     assert singular.max() / singular.min() < 2
     assert np.sqrt(np.mean(update["layer_0"]["kernel"] ** 2)) == pytest.approx(0.2, rel=0.35)
-    np.testing.assert_allclose(np.abs(update["embedding"]), 1, rtol=1e-3)  # Adam's first step is the sign
+    magnitudes = np.abs(update["embedding"])  # Adam's first step follows the signs of the gradient
+    np.testing.assert_allclose(magnitudes, magnitudes[0, 0], rtol=1e-3)
 
 
 def test_muon_takes_every_kernel_of_a_transformer_block():

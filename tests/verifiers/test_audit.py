@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import pytest
 
 from specjax import sampling
-from specjax.keys import Stream
 from specjax.protocol import Topology, Verdict, token_probabilities
 from specjax.verifiers import VERIFIERS, BlockRule, CoupledRule, GreedyRule, LossyFixedAcceptance, TokenRule
 from specjax.verifiers.audit import AuditReport, audit, load_rule, main, table
@@ -36,7 +35,7 @@ def test_fixed_acceptance_distance(settings):
     report = audit(rule, worlds=SMALL)
     assert report.passed and not report.exact and report.verdict == "lossy, measured"
     by_name = {case.name: case.distance for case in report.cases}
-    assert by_name["drawn"] == pytest.approx({0.8: FIXED_DRAWN, 1.0: FIXED_DRAWN_ALPHA_1}[rule.alpha], abs=1e-6)
+    assert by_name["drawn"] == pytest.approx({0.8: 0.5391763, 1.0: 0.6837265}[rule.alpha], abs=1e-6)
     assert by_name["depth limit 0"] <= 1e-9  # nothing drafted, nothing lost
 
 
@@ -44,7 +43,7 @@ def test_resampling_from_the_target_distance():
     report = audit(VERIFIERS["lossy_resample_from_target"](), worlds=SMALL)
     assert report.passed and not report.exact
     by_name = {case.name: case.distance for case in report.cases}
-    assert by_name["drawn"] == pytest.approx(RESAMPLE_DRAWN, abs=1e-6)
+    assert by_name["drawn"] == pytest.approx(0.0651883, abs=1e-6)
     assert by_name["p = q"] <= 1e-9  # never rejects
     assert by_name["disjoint supports"] <= 1e-9  # never accepts, and the residual is p
 
@@ -262,7 +261,6 @@ def test_interface_errors_are_clear():
 
     with pytest.raises(ValueError, match=r"arithmetic\(...\).accept must be float64"):
         audit(WrongShape(), worlds=SMALL)
-    assert Stream.ROUND is TokenRule.stream
 
 
 def test_the_callers_precision_is_left_alone():

@@ -1,0 +1,56 @@
+"""The main job: train a target on real text, distil a drafter from it, decode speculatively, measure.
+
+    python launch.py --config configs/quickstart.py --workdir runs/quickstart
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    config = ConfigDict()
+    config.experiment = "distillation"
+    config.seed = 0
+
+    # Text: "standard_library" needs no download; "files" and "jsonl" read from `path`.
+    config.corpus = ConfigDict(dict(kind="standard_library", path="", held_out=0.05))
+    config.tokenizer = ConfigDict(dict(kind="bpe", vocab_size=1024))
+
+    # About 10M parameters, so that a one-token step reads more memory than the caches of a small CPU hold.
+    config.target = ConfigDict(
+        dict(num_layers=3, d_model=512, num_heads=8, num_kv_heads=2, d_ff=1536, context_length=256)
+    )
+    config.target_training = ConfigDict(
+        dict(steps=400, batch_size=4, window=256, log_every=10, eval_every=100, save_every=200, eval_batches=16)
+    )
+    config.target_training.optimizer = ConfigDict(
+        dict(learning_rate=2e-3, warmup_steps=20, schedule="linear", final_fraction=0.02)
+    )
+
+    config.drafters = ("corpus", "distilled")
+    config.drafter = ConfigDict(
+        dict(num_layers=1, d_model=192, num_heads=3, num_kv_heads=1, d_ff=512, context_length=256)
+    )
+    config.drafter_training = ConfigDict(
+        dict(steps=400, batch_size=8, window=256, log_every=10, eval_every=100, save_every=200)
+    )
+    config.drafter_training.eval_prompts = 8
+    config.drafter_training.eval_new_tokens = 64
+    config.drafter_training.optimizer = ConfigDict(
+        dict(learning_rate=4e-3, warmup_steps=20, schedule="linear", final_fraction=0.02)
+    )
+    # Shares of the steps trained on texts that the target or the drafter itself wrote, the rest on the corpus.
+    config.distillation = ConfigDict(
+        dict(divergence="forward_kl", beta=0.5, target_samples=0.0, drafter_samples=0.0, prompt_length=32)
+    )
+
+    config.decoding = ConfigDict(dict(prompt_length=32, new_tokens=128, common_draft_length=7))
+    config.decoding.draft_lengths = (3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16)  # the best one is picked by prediction
+    config.decoding.widths = (1, 4, 8, 12, 17)
+    config.decoding.survey_prompts = 32
+    config.decoding.timed_prompts = 8
+    config.decoding.repeats = 5
+    config.decoding.verifiers = (("greedy",), ("token", "block"))  # at temperature 0, and at temperature 1
+    config.expected = ConfigDict(
+        dict(bits_per_byte=2.4, speedup_greedy=1.3, speedup_sampled=1.6, rejection_reduction=0.25)
+    )
+    return config

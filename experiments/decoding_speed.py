@@ -1,0 +1,210 @@
+"""How fast a pair decodes, and why: survival per depth, cost of the parts of a round, and wall clock, interleaved."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from specjax import theory
+from specjax.decoding import generate
+from specjax.decoding.generate import Run
+from specjax.drafters import Independent
+from specjax.models import LanguageModel
+from specjax.report import costs, metrics, timing
+from specjax.report.metrics import CountTable
+from specjax.report.results import comparison_row
+from specjax.sampling import Sampling
+from specjax.verifiers import VERIFIERS
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One way of decoding: a drafter (or None for target-only), a rule and a temperature."""
+
+    drafter: str
+    model: LanguageModel | None
+    draft_length: int
+    verifier: str
+    temperature: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.drafter} γ={self.draft_length} {self.verifier} T={self.temperature:g}"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """For `generate`."""
+        arguments = {"verifier": self.verifier, "sampling": Sampling.of(self.temperature)}
+        if self.model is not None:
+            arguments["drafter"] = Independent(self.model.config, self.draft_length)
+            arguments["drafter_params"] = self.model.params
+        return arguments
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Seconds of the parts of a round, medians.
+
+    Attributes:
+        step: one target-only step, as decoded.
+        verify: target forward, laws and verdict, by width.
+        draft: one drafted token: propose + commit over γ.
+    """
+
+    step: float
+    verify: Mapping[int, float]
+    draft: float
+
+    @property
+    def cost_ratio(self) -> float:
+        """c."""
+        return self.draft / self.step
+
+    def verify_ratio(self, draft_length: int) -> float:
+        """Cost of verifying γ drafts in target-only steps, interpolated between measured widths."""
+        widths = sorted(self.verify)
+        return float(np.interp(draft_length + 1, widths, [self.verify[w] for w in widths])) / self.step
+
+
+def start(target: LanguageModel, setting: Setting, prompt, new_tokens: int) -> Run:
+    """A call with its prompt prefilled."""
+    return Run.start(target, [prompt], max_new_tokens=new_tokens, **setting.arguments)
+
+
+def survey(target: LanguageModel, setting: Setting, prompts: Sequence, new_tokens: int) -> CountTable:
+    """Counts of held-out prompts that the target continues, decoded as one batch."""
+    return CountTable.of(generate(target, prompts, max_new_tokens=new_tokens, **setting.arguments).counts)
+
+
+def measure_costs(
+    target: LanguageModel, setting: Setting, prompt, new_tokens: int, widths: Sequence[int], repeats: int, turns: int = 30
+) -> Costs:
+    """Costs at batch 1, before anything is decoded; the step is the width-1 forward."""
+    thunks = costs.probes(start(target, setting, prompt, new_tokens), tuple(widths), turns)
+    thunks.pop("ideal")
+    seconds = timing.interleave(thunks, repeats)
+    median = {name: timing.timing(values).median / turns for name, values in seconds.items()}
+    verify = {width: median[f"verify {width}"] for width in widths}
+    return Costs(step=verify[1], verify=verify, draft=median["draft"] / setting.draft_length)
+
+
+def best_draft_length(survival: Sequence[float | None], costs: Costs, lengths: Sequence[int]) -> int:
+    """The γ with the largest predicted speed-up."""
+
+    def predicted(length):
+        reached = [s or 0.0 for s in survival[:length]]
+        return theory.predicted_speedup(reached, costs.cost_ratio, costs.verify_ratio(length))
+
+    return max(lengths, key=predicted)
+
+
+@dataclasses.dataclass
+class Timed:
+    """Repeated wall clock of one setting over the same prompts, and what its rounds are made of."""
+
+    setting: Setting
+    seconds: list[float] = dataclasses.field(default_factory=list)
+    prefill_seconds: list[float] = dataclasses.field(default_factory=list)
+    parts: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    tokens: list[np.ndarray] = dataclasses.field(default_factory=list)
+    counts: CountTable | None = None
+
+    @property
+    def tokens_per_second(self) -> float:
+        return float(self.counts.emitted.sum() / np.median(self.seconds))
+
+    @property
+    def round_seconds(self) -> float:
+        return float(np.median(self.seconds) / self.counts.rounds.sum())
+
+
+def time_settings(
+    target: LanguageModel, settings: Sequence[Setting], prompts: Sequence, new_tokens: int, repeats: int, turns: int = 20
+) -> dict[str, Timed]:
+    """Decode all prompts one by one under every setting, in turns, `repeats` times.
+
+    The parts of a round (draft and verify) are timed in the same turns, so that a prediction made of them shares the
+    machine's drift. Everything is compiled and run once before the clock starts; seconds exclude prefill.
+    """
+    timed = {setting.name: Timed(setting) for setting in settings}
+    parts = {}
+    for setting in settings:
+        if setting.model is not None:
+            probes = costs.probes(start(target, setting, prompts[0], new_tokens), (setting.draft_length + 1,), turns)
+            parts[setting.name] = {"draft": probes["draft"], "verify": probes[f"verify {setting.draft_length + 1}"]}
+    for turn in range(repeats + 1):
+        for name, record in timed.items():
+            results = [
+                generate(target, [prompt], max_new_tokens=new_tokens, seed=seed, **record.setting.arguments)
+                for seed, prompt in enumerate(prompts)
+            ]
+            part_seconds = {}
+            for part, thunk in parts.get(name, {}).items():
+                part_seconds[part] = timing.seconds_of(thunk) / turns
+            if turn == 0:
+                continue  # warm-up
+            record.seconds.append(sum(result.decode_seconds for result in results))
+            record.prefill_seconds.append(sum(result.prefill_seconds for result in results))
+            for part, seconds in part_seconds.items():
+                record.parts.setdefault(part, []).append(seconds)
+            record.tokens = [result.tokens[0] for result in results]
+            record.counts = CountTable.concatenate([result.counts for result in results])
+    return timed
+
+
+def row(record: Timed, baseline: Timed, objective: str | None) -> dict[str, Any]:
+    """The record of `results.rows` of one setting; speed-ups are medians of the ratios within a turn."""
+    setting, counts = record.setting, record.counts
+    extra: dict[str, Any] = {"round_seconds": record.round_seconds}
+    predicted = cost_ratio = None
+    if setting.model is not None:
+        step = np.array(baseline.seconds) / baseline.counts.rounds.sum()
+        draft = np.array(record.parts["draft"]) / setting.draft_length
+        cost_ratio = float(np.median(draft / step))
+        verify_ratio = float(np.median(np.array(record.parts["verify"]) / step))
+        survival = metrics.survival_per_depth(counts)
+        reached = [s or 0.0 for s in survival]
+        predicted = float(theory.predicted_speedup(reached, cost_ratio, verify_ratio))
+        alpha = metrics.acceptance_rate(counts)
+        extra |= {
+            "verify_ratio": verify_ratio,
+            "constant_alpha_speedup": float(
+                theory.constant_alpha_speedup(alpha, cost_ratio, setting.draft_length, verify_ratio)
+            ),
+            "survival_per_depth": survival,
+        }
+    result = comparison_row(
+        drafter=setting.drafter,
+        objective=objective,
+        verifier=setting.verifier,
+        lossless=VERIFIERS[setting.verifier].lossless,
+        temperature=setting.temperature,
+        batch=1,
+        draft_length=setting.draft_length,
+        counts=counts,
+        tokens_per_second=record.tokens_per_second,
+        baseline_tokens_per_second=baseline.tokens_per_second,
+        predicted_speedup=predicted,
+        cost_ratio=cost_ratio,
+        **extra,
+    )
+    ratios = np.array(baseline.seconds) * counts.emitted.sum() / (np.array(record.seconds) * baseline.counts.emitted.sum())
+    return result | {"speedup": float(np.median(ratios)), "speedup_range": [float(ratios.min()), float(ratios.max())]}
+
+
+def fastest(records: Sequence[Timed]) -> Timed:
+    """The target-only setting that others are compared with."""
+    return max(records, key=lambda record: record.tokens_per_second)
+
+
+def near_tie(target: LanguageModel, prompt, tokens: np.ndarray, other: np.ndarray) -> dict[str, float] | None:
+    """Where two greedy texts part, and how close the target's two best logits were there; None when they are equal."""
+    differ = np.flatnonzero(tokens != other)
+    if not differ.size:
+        return None
+    at = int(differ[0])
+    text = np.concatenate([prompt, tokens[:at]])[None].astype(np.int32)
+    best = np.sort(np.asarray(jax.device_get(target(text)[0][0, -1]), np.float64))[::-1]
+    return {"position": at, "logit_gap": float(best[0] - best[1])}
