@@ -2,8 +2,11 @@
 
     python launch.py --config configs/minigpt.py --workdir runs/minigpt
 
-Cost: EXPECT_COST
-Expect: EXPECT
+Cost: 2 to 3 minutes on 2 CPU cores, most of it compilation; 50 seconds once the compiled programs are cached.
+Expect: 26,772 and 202,644 parameters; losses of 0.0002 and 0.0003 after 30 epochs. On texts like those of the training
+the two agree (α = 1.00): 20 tokens take 4 target calls at K = 4, and 3 at K = 6 and 8. α = 0.94 after a prompt of
+unseen tokens, 0.83 with both at temperature 3, 0.77 with only the drafter there, 0.05 with an untrained drafter. In
+wall clock all are slower than target-only decoding, 0.6 to 0.85 times its speed (untrained: 0.3 to 0.5).
 """
 
 import ml_collections
@@ -37,6 +40,6 @@ def get_config(arg=None):
     config.sweep_draft_lengths = (2, 3, 4, 5, 6, 8)
     config.scenario_draft_length = 4
     config.easy_prompt = (1, 2, 3, 4)
-    config.hard_prompt = (17, 11, 19, 14)  # tokens that no text holds
-    config.hot_temperature = 3.0  # of a drafter that drafts hotter than the target
+    config.unseen_prompt = (17, 11, 19, 14)  # tokens that no text holds
+    config.high_temperature = 3.0
     return config

@@ -1,6 +1,6 @@
 """The main job: train a target on real text, distil a drafter from it, decode speculatively, measure.
 
-    python launch.py --config configs/quickstart.py --workdir runs/quickstart
+python launch.py --config configs/quickstart.py --workdir runs/quickstart
 """
 
 from ml_collections import ConfigDict
@@ -31,7 +31,7 @@ def get_config() -> ConfigDict:
         dict(num_layers=1, d_model=192, num_heads=3, num_kv_heads=1, d_ff=512, context_length=256)
     )
     config.drafter_training = ConfigDict(
-        dict(steps=400, batch_size=8, window=256, log_every=10, eval_every=100, save_every=200)
+        dict(steps=400, batch_size=4, window=256, log_every=10, eval_every=100, save_every=200)
     )
     config.drafter_training.eval_prompts = 8
     config.drafter_training.eval_new_tokens = 64

@@ -79,7 +79,13 @@ def survey(target: LanguageModel, setting: Setting, prompts: Sequence, new_token
 
 
 def measure_costs(
-    target: LanguageModel, setting: Setting, prompt, new_tokens: int, widths: Sequence[int], repeats: int, turns: int = 30
+    target: LanguageModel,
+    setting: Setting,
+    prompt,
+    new_tokens: int,
+    widths: Sequence[int],
+    repeats: int,
+    turns: int = 30,
 ) -> Costs:
     """Costs at batch 1, before anything is decoded; the step is the width-1 forward."""
     thunks = costs.probes(start(target, setting, prompt, new_tokens), tuple(widths), turns)
@@ -121,19 +127,30 @@ class Timed:
 
 
 def time_settings(
-    target: LanguageModel, settings: Sequence[Setting], prompts: Sequence, new_tokens: int, repeats: int, turns: int = 20
+    target: LanguageModel,
+    settings: Sequence[Setting],
+    prompts: Sequence,
+    new_tokens: int,
+    repeats: int,
+    *,
+    ideal: bool = False,
+    turns: int = 20,
 ) -> dict[str, Timed]:
     """Decode all prompts one by one under every setting, in turns, `repeats` times.
 
-    The parts of a round (draft and verify) are timed in the same turns, so that a prediction made of them shares the
-    machine's drift. Everything is compiled and run once before the clock starts; seconds exclude prefill.
+    The parts of a round (draft and verify, and on request the ideal round) are timed in the same turns, so that a
+    prediction made of them shares the machine's drift. Everything is compiled and run once before the clock starts;
+    seconds exclude prefill.
     """
     timed = {setting.name: Timed(setting) for setting in settings}
     parts = {}
     for setting in settings:
         if setting.model is not None:
-            probes = costs.probes(start(target, setting, prompts[0], new_tokens), (setting.draft_length + 1,), turns)
-            parts[setting.name] = {"draft": probes["draft"], "verify": probes[f"verify {setting.draft_length + 1}"]}
+            width = setting.draft_length + 1
+            probes = costs.probes(start(target, setting, prompts[0], new_tokens), (width,), turns)
+            parts[setting.name] = {"draft": probes["draft"], "verify": probes[f"verify {width}"]}
+            if ideal:
+                parts[setting.name]["ideal"] = probes["ideal"]
     for turn in range(repeats + 1):
         for name, record in timed.items():
             results = [
@@ -190,7 +207,9 @@ def row(record: Timed, baseline: Timed, objective: str | None) -> dict[str, Any]
         cost_ratio=cost_ratio,
         **extra,
     )
-    ratios = np.array(baseline.seconds) * counts.emitted.sum() / (np.array(record.seconds) * baseline.counts.emitted.sum())
+    ratios = (
+        np.array(baseline.seconds) * counts.emitted.sum() / (np.array(record.seconds) * baseline.counts.emitted.sum())
+    )
     return result | {"speedup": float(np.median(ratios)), "speedup_range": [float(ratios.min()), float(ratios.max())]}
 
 

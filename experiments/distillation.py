@@ -154,9 +154,11 @@ def expectations(config: ConfigDict, records: dict, rows: list[dict], surveys: d
     """What the config says that a run should reach."""
     expected = config.expected
     bits = records["target"]["held_out"]["held_out/bits_per_byte"]
-    checks = [check("target: held-out bits per byte", bits <= expected.bits_per_byte, bits, f"<= {expected.bits_per_byte}")]
+    checks = [
+        check("target: held-out bits per byte", bits <= expected.bits_per_byte, bits, f"<= {expected.bits_per_byte}")
+    ]
     for temperature, limit in ((0.0, expected.speedup_greedy), (1.0, expected.speedup_sampled)):
-        best = max((r["speedup"] for r in rows if r["drafter"] != "none" and r["temperature"] == temperature))
+        best = max(r["speedup"] for r in rows if r["drafter"] != "none" and r["temperature"] == temperature)
         checks.append(check_at_least(f"temperature {temperature:g}: best speed-up", best, limit))
     for row in rows:
         if row["predicted_speedup"]:
@@ -171,7 +173,10 @@ def expectations(config: ConfigDict, records: dict, rows: list[dict], surveys: d
 
 def figures(records: dict, surveys: dict, rows: list[dict], costs: speed.Costs) -> dict:
     """The plots of the report."""
-    curves = {name: ([r["step"] for r in rec["history"]], [r["loss"] for r in rec["history"]]) for name, rec in records.items()}
+    curves = {
+        name: ([r["step"] for r in rec["history"]], [r["loss"] for r in rec["history"]])
+        for name, rec in records.items()
+    }
     tau = {
         name: ([e["step"] for e in rec["evaluations"]], [e["held_out/block_efficiency"] for e in rec["evaluations"]])
         for name, rec in records.items()
@@ -200,7 +205,9 @@ def show(config: ConfigDict, workdir: pathlib.Path, text: Text, target: Language
     results = report["results"]
     print("\n" + text_table(results["training"]))
     print("\n" + text_table(results["rows"], COLUMNS))
-    best = max((r for r in results["rows"] if r["temperature"] == 1.0 and r["drafter"] != "none"), key=lambda r: r["speedup"])
+    best = max(
+        (r for r in results["rows"] if r["temperature"] == 1.0 and r["drafter"] != "none"), key=lambda r: r["speedup"]
+    )
     model = drafters[best["drafter"]]
     prompt = text.prompts(1, config.decoding.prompt_length, config.seed + 4)[0]
     sample = generate(
@@ -217,7 +224,9 @@ def show(config: ConfigDict, workdir: pathlib.Path, text: Text, target: Language
     print(colour.trace(pieces) + "\n\n" + colour.legend(pieces))
     print("\n" + text_table(results["checks"]))
     gigaflops = report["environment"]["matmul_flops_per_second"] / 1e9
-    print(f"\nThis machine multiplied float32 matrices at {gigaflops:.0f} GFLOP/s. The whole run took {results['seconds']:.0f} s.")
+    print(
+        f"\nThis machine multiplied float32 matrices at {gigaflops:.0f} GFLOP/s. The whole run took {results['seconds']:.0f} s."
+    )
     print(f"Tables: {workdir}/report.md   plots: {workdir}/plots   curves: tensorboard --logdir {workdir}")
 
 

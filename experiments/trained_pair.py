@@ -94,6 +94,13 @@ def prepare_text(config: ConfigDict, stages: Stages) -> Text:
     return stages.run("text", settings | {"corpus_hash": corpus.hash}, run, load)
 
 
+def held_out_token_prompts(folder: pathlib.Path, num: int, length: int, seed: int) -> list[np.ndarray]:
+    """Held-out prompts from the text stage of a finished run."""
+    tokens = np.load(folder / "tokens.npz")["held_out"]
+    end = load_tokenizer(folder / "tokenizer.json").end_of_text
+    return held_out_prompts(tokens, num, length, length, seed, end_of_text=end)
+
+
 def train_target(config: ConfigDict, stages: Stages, text: Text) -> tuple[LanguageModel, dict]:
     """Stage "target": next-token training on the corpus."""
     model = TransformerConfig(vocab_size=text.tokenizer.vocab_size, **config.target.to_dict())
@@ -190,7 +197,9 @@ class _Training:
                 initial.params,
                 training_batches(self.text.train.tokens, pipeline),
                 OptimizerConfig(total_steps=training.steps, **training.optimizer.to_dict()),
-                Schedule(training.steps, training.log_every, training.eval_every, training.save_every, self.config.seed),
+                Schedule(
+                    training.steps, training.log_every, training.eval_every, training.save_every, self.config.seed
+                ),
                 frozen=self.frozen,
                 prepare=self.prepare,
                 evaluators=self.evaluators,
@@ -224,7 +233,9 @@ class _Training:
 
 
 def _held_out_loss(text: Text, objective: NextToken, training: ConfigDict) -> HeldOutLoss:
-    batches = list(evaluation_batches(text.held_out.tokens, training.window, training.batch_size, training.eval_batches))
+    batches = list(
+        evaluation_batches(text.held_out.tokens, training.window, training.batch_size, training.eval_batches)
+    )
     bits_per_nat = bits_per_byte(1.0, len(text.held_out.tokens), text.held_out.num_bytes)
     return HeldOutLoss(objective, batches, bits_per_nat=bits_per_nat)
 

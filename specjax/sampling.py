@@ -58,7 +58,7 @@ class Sampling:
         return cls(
             temperature=temperature,
             top_k=checked(
-                "top_k", top_k, jnp.int32, lambda k: (1 <= k) & (k < 2**31) & (k == np.floor(k)), "an integer >= 1 or None"
+                "top_k", top_k, jnp.int32, lambda k: (1 <= k) & (k < 2**31) & (k == k // 1), "an integer >= 1 or None"
             ),
             top_p=checked("top_p", top_p, jnp.float32, lambda p: (p > 0) & (p <= 1), "in (0, 1] or None"),
             min_p=checked("min_p", min_p, jnp.float32, lambda p: (p >= 0) & (p <= 1), "in [0, 1] or None"),

@@ -120,10 +120,11 @@ def test_a_small_temperature_approaches_the_greedy_law_without_nan():
 
 
 def test_laws_are_at_least_single_precision_and_keep_double():
-    for given, found in (("bfloat16", "float32"), ("float16", "float32"), ("float32", "float32"), ("float64", "float64")):
+    wider = {"bfloat16": "float32", "float16": "float32", "float32": "float32", "float64": "float64"}
+    for logits_dtype, found in wider.items():
         with jax.enable_x64(True):
             for sampling in (Sampling.of(), Sampling.of(0.0), Sampling.of([0.0, 1.0], 3, 0.9, 0.1)):
-                logits = jax.ShapeDtypeStruct((2, 5), given)
+                logits = jax.ShapeDtypeStruct((2, 5), logits_dtype)
                 assert jax.eval_shape(Sampling.law, sampling, logits).dtype == found
 
 
@@ -172,8 +173,8 @@ def test_inverse_cdf_equals_searchsorted(vocab, seed):
     law[np.arange(256), rng.integers(vocab, size=256)] += 1
     uniform = rng.integers(0, 2**10, 256) / 2**10
     total = np.cumsum(law, -1)
-    uniform[:64] = total[np.arange(64), rng.integers(vocab, size=64)] / total[:64, -1]  # the edges themselves ...
-    uniform[:64] = np.where((np.floor(uniform[:64] * 2**10) == uniform[:64] * 2**10), uniform[:64], 0.25)  # ... if exact
+    edges = total[np.arange(64), rng.integers(vocab, size=64)] / total[:64, -1]
+    uniform[:64] = np.where(edges * 2**10 == np.floor(edges * 2**10), edges, 0.25)  # edges of the CDF, where exact
     uniform = np.where(uniform < 1, uniform, 0)
     expected = [np.searchsorted(c, u * c[-1], side="right") for c, u in zip(total, uniform, strict=True)]
     with jax.enable_x64(True):

@@ -1,5 +1,6 @@
 """A decoder-only transformer in Linen: one function for training, prefill, one-token and N-token steps."""
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -102,8 +103,8 @@ class Transformer(nn.Module):
             table = nn.Embed(
                 c.context_length, c.d_model, dtype=c.dtype, param_dtype=c.param_dtype, name="position_embedding"
             )
-            # Drafted nodes may lie past the context. They are never accepted, but a lookup there would be NaN, and a NaN
-            # in the cache spoils what attends around it: its weight is 0, and 0 times NaN is NaN.
+            # Drafted nodes may lie past the context. They are never accepted, but a look-up there would be NaN, and one
+            # NaN in the cache spoils all that attends around it: its weight is 0, and 0 times NaN is NaN.
             x = x + table(jnp.minimum(positions, c.context_length - 1))
         x = nn.Dropout(c.dropout, deterministic=not train)(x)
 
@@ -169,12 +170,7 @@ def check_params(config: TransformerConfig, params, role: str) -> None:
     Raises:
         ValueError: naming the first difference, what was expected and what came.
     """
-    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    wanted = jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens)["params"]
-    flat = lambda tree: {
-        jax.tree_util.keystr(k, simple=True, separator="/"): x for k, x in jax.tree.leaves_with_path(tree)
-    }  # noqa: E731
-    wanted, given = flat(wanted), flat(params)
+    wanted, given = _expected_params(config), _by_name(params)
     for name in [*wanted, *given]:
         if name not in given:
             raise ValueError(f"the {role}'s parameters lack {name}, which its config asks for")
@@ -184,3 +180,13 @@ def check_params(config: TransformerConfig, params, role: str) -> None:
         if not hasattr(have, "dtype") or want.shape != have.shape or want.dtype != have.dtype:
             shape, dtype = getattr(have, "shape", "no shape"), getattr(have, "dtype", type(have).__name__)
             raise ValueError(f"the {role}'s {name} must be {want.dtype}{list(want.shape)}; got {dtype}{list(shape)}")
+
+
+@functools.lru_cache(maxsize=64)
+def _expected_params(config: TransformerConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    return _by_name(jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens)["params"])
+
+
+def _by_name(params) -> dict[str, Any]:
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in jax.tree.leaves_with_path(params)}

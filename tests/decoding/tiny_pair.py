@@ -1,7 +1,6 @@
 """A target and a drafter of a few hundred parameters in float64, and plain references for what the loop must do."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding import generate
@@ -13,7 +12,16 @@ VOCAB, CONTEXT = 11, 64
 DOUBLE = dict(dtype="float64", param_dtype="float64")
 TARGET = TransformerConfig(VOCAB, 8, 1, 2, num_kv_heads=1, d_ff=16, context_length=CONTEXT, tied_head=False, **DOUBLE)
 DRAFTER = TransformerConfig(VOCAB, 8, 1, 2, d_ff=16, context_length=CONTEXT, tied_head=False, **DOUBLE)
-PROMPTS = [[3], [1, 2, 3, 4, 5, 6, 7], [9, 0, 9, 0], [4, 4], [10, 1, 8, 2, 7, 3], [5, 5, 5], [2, 6, 1, 0, 8, 3, 9, 10], [0]]
+PROMPTS = [
+    [3],
+    [1, 2, 3, 4, 5, 6, 7],
+    [9, 0, 9, 0],
+    [4, 4],
+    [10, 1, 8, 2, 7, 3],
+    [5, 5, 5],
+    [2, 6, 1, 0, 8, 3, 9, 10],
+    [0],
+]
 LIMITS = [12, 9, 20, 14, 1, 17, 2, 11]
 
 _forward = jax.jit(apply, static_argnums=0)

@@ -1,0 +1,24 @@
+"""Where the time goes: width and batch curves, loop overhead, speed-up for every draft length.
+
+python launch.py --config configs/benchmark.py --workdir runs/benchmark
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    config = ConfigDict()
+    config.experiment = "benchmark"
+    config.seed = 3
+    config.models = "runs/quickstart"  # the workdir of a training run
+    config.drafter = "distilled"
+    config.prompts = 6
+    config.prompt_length = 32
+    config.new_tokens = 128
+    config.batches = (1, 4, 16)
+    config.widths = (1, 2, 4, 8, 16, 32)
+    config.draft_lengths = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
+    config.repeats = 7
+    config.loop_repeats = 25
+    config.turns = 20
+    return config
