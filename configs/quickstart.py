@@ -17,26 +17,26 @@ def get_config() -> ConfigDict:
 
     # About 10M parameters, so that a one-token step reads more memory than the caches of a small CPU hold.
     config.target = ConfigDict(
-        dict(num_layers=3, d_model=512, num_heads=8, num_kv_heads=2, d_ff=1536, context_length=256)
+        dict(num_layers=3, d_model=512, num_heads=8, num_kv_heads=2, d_ff=2304, mlp="relu", context_length=256)
     )
     config.target_training = ConfigDict(
-        dict(steps=400, batch_size=4, window=256, log_every=10, eval_every=100, save_every=200, eval_batches=16)
+        dict(steps=720, batch_size=2, window=256, log_every=10, eval_every=180, save_every=360, eval_batches=32)
     )
     config.target_training.optimizer = ConfigDict(
-        dict(learning_rate=2e-3, warmup_steps=20, schedule="linear", final_fraction=0.02)
+        dict(learning_rate=8e-4, b2=0.98, warmup_steps=30, schedule="linear", final_fraction=0.02)
     )
 
     config.drafters = ("corpus", "distilled")
     config.drafter = ConfigDict(
-        dict(num_layers=1, d_model=192, num_heads=3, num_kv_heads=1, d_ff=512, context_length=256)
+        dict(num_layers=1, d_model=192, num_heads=3, num_kv_heads=1, d_ff=768, mlp="relu", context_length=256)
     )
     config.drafter_training = ConfigDict(
-        dict(steps=400, batch_size=4, window=256, log_every=10, eval_every=100, save_every=200)
+        dict(steps=720, batch_size=2, window=256, log_every=10, eval_every=240, save_every=360)
     )
     config.drafter_training.eval_prompts = 8
     config.drafter_training.eval_new_tokens = 64
     config.drafter_training.optimizer = ConfigDict(
-        dict(learning_rate=4e-3, warmup_steps=20, schedule="linear", final_fraction=0.02)
+        dict(learning_rate=3e-3, b2=0.98, warmup_steps=30, schedule="linear", final_fraction=0.02)
     )
     # Shares of the steps trained on texts that the target or the drafter itself wrote, the rest on the corpus.
     config.distillation = ConfigDict(
@@ -47,7 +47,8 @@ def get_config() -> ConfigDict:
     config.decoding.draft_lengths = (3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16)  # the best one is picked by prediction
     config.decoding.widths = (1, 4, 8, 12, 17)
     config.decoding.survey_prompts = 32
-    config.decoding.timed_prompts = 8
+    config.decoding.survey_new_tokens = 64
+    config.decoding.timed_prompts = 4
     config.decoding.repeats = 5
     config.decoding.verifiers = (("greedy",), ("token", "block"))  # at temperature 0, and at temperature 1
     config.expected = ConfigDict(

@@ -165,15 +165,14 @@ def draft_lengths(config: ConfigDict, target: LanguageModel, drafter: LanguageMo
             for length in (0, *config.draft_lengths)
         ]
         arguments = (settings, prompts, config.new_tokens, config.repeats)
-        timed = list(speed.time_settings(target, *arguments, ideal=True, turns=config.turns).values())
+        timed = list(speed.time_settings(target, *arguments, turns=config.turns).values())
         for record in timed:
             row = speed.row(record, timed[0], None if record.setting.model is None else "see models")
             ideal = record.parts.get("ideal")
-            parts = [np.median(record.parts[part]) for part in ("draft", "verify") if part in record.parts]
             rounds = np.array(record.seconds) / record.counts.rounds.sum()
             extra = {
                 "ideal_round_ratio": float(np.median(rounds / np.array(ideal))) if ideal else None,
-                "overhead_seconds": record.round_seconds - float(sum(parts)) if parts else None,
+                "overhead_seconds": float(np.median(rounds - np.array(ideal))) if ideal else None,
             }
             rows.append(row | extra)
     return rows

@@ -1,6 +1,7 @@
 """How fast a pair decodes, and why: survival per depth, cost of the parts of a round, and wall clock, interleaved."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from specjax import theory
 from specjax.decoding import generate
 from specjax.decoding.generate import Run
 from specjax.drafters import Independent
+from specjax.events import Progress
 from specjax.models import LanguageModel
 from specjax.report import costs, metrics, timing
 from specjax.report.metrics import CountTable
@@ -50,7 +52,8 @@ class Costs:
     Attributes:
         step: one target-only step, as decoded.
         verify: target forward, laws and verdict, by width.
-        draft: one drafted token: propose + commit over γ.
+        draft: what one drafted token adds to a round, in place: (ideal round - verify) / γ. A drafter that runs alone
+            keeps its parameters in the caches and looks cheaper than it is between two target forwards.
     """
 
     step: float
@@ -88,12 +91,13 @@ def measure_costs(
     turns: int = 30,
 ) -> Costs:
     """Costs at batch 1, before anything is decoded; the step is the width-1 forward."""
-    thunks = costs.probes(start(target, setting, prompt, new_tokens), tuple(widths), turns)
-    thunks.pop("ideal")
-    seconds = timing.interleave(thunks, repeats)
-    median = {name: timing.timing(values).median / turns for name, values in seconds.items()}
-    verify = {width: median[f"verify {width}"] for width in widths}
-    return Costs(step=verify[1], verify=verify, draft=median["draft"] / setting.draft_length)
+    width = setting.draft_length + 1
+    thunks = costs.probes(start(target, setting, prompt, new_tokens), (*sorted({*widths, width}),), turns)
+    thunks.pop("draft")
+    seconds = {name: np.array(values) / turns for name, values in timing.interleave(thunks, repeats).items()}
+    verify = {width: float(np.median(seconds[f"verify {width}"])) for width in widths}
+    draft = np.median(seconds["ideal"] - seconds[f"verify {width}"]) / setting.draft_length
+    return Costs(step=verify[1], verify=verify, draft=max(float(draft), 0.0))
 
 
 def best_draft_length(survival: Sequence[float | None], costs: Costs, lengths: Sequence[int]) -> int:
@@ -132,15 +136,12 @@ def time_settings(
     prompts: Sequence,
     new_tokens: int,
     repeats: int,
-    *,
-    ideal: bool = False,
     turns: int = 20,
 ) -> dict[str, Timed]:
     """Decode all prompts one by one under every setting, in turns, `repeats` times.
 
-    The parts of a round (draft and verify, and on request the ideal round) are timed in the same turns, so that a
-    prediction made of them shares the machine's drift. Everything is compiled and run once before the clock starts;
-    seconds exclude prefill.
+    The ideal round and its verify are timed in the same turns, so that a prediction made of them shares the machine's
+    drift. Everything is compiled and run once before the clock starts; seconds exclude prefill.
     """
     timed = {setting.name: Timed(setting) for setting in settings}
     parts = {}
@@ -148,18 +149,15 @@ def time_settings(
         if setting.model is not None:
             width = setting.draft_length + 1
             probes = costs.probes(start(target, setting, prompts[0], new_tokens), (width,), turns)
-            parts[setting.name] = {"draft": probes["draft"], "verify": probes[f"verify {width}"]}
-            if ideal:
-                parts[setting.name]["ideal"] = probes["ideal"]
-    for turn in range(repeats + 1):
-        for name, record in timed.items():
+            parts[setting.name] = {"ideal": probes["ideal"], "verify": probes[f"verify {width}"]}
+    with Progress((repeats + 1) * len(settings), "timing", unit="run") as progress:
+        for turn, (name, record) in itertools.product(range(repeats + 1), timed.items()):
             results = [
                 generate(target, [prompt], max_new_tokens=new_tokens, seed=seed, **record.setting.arguments)
                 for seed, prompt in enumerate(prompts)
             ]
-            part_seconds = {}
-            for part, thunk in parts.get(name, {}).items():
-                part_seconds[part] = timing.seconds_of(thunk) / turns
+            part_seconds = {part: timing.seconds_of(thunk) / turns for part, thunk in parts.get(name, {}).items()}
+            progress.update()
             if turn == 0:
                 continue  # warm-up
             record.seconds.append(sum(result.decode_seconds for result in results))
@@ -178,7 +176,7 @@ def row(record: Timed, baseline: Timed, objective: str | None) -> dict[str, Any]
     predicted = cost_ratio = None
     if setting.model is not None:
         step = np.array(baseline.seconds) / baseline.counts.rounds.sum()
-        draft = np.array(record.parts["draft"]) / setting.draft_length
+        draft = (np.array(record.parts["ideal"]) - np.array(record.parts["verify"])) / setting.draft_length
         cost_ratio = float(np.median(draft / step))
         verify_ratio = float(np.median(np.array(record.parts["verify"]) / step))
         survival = metrics.survival_per_depth(counts)

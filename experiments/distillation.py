@@ -82,7 +82,7 @@ def survey_drafters(config: ConfigDict, text: Text, target: LanguageModel, draft
     for name, model in drafters.items():
         for temperature, verifiers in zip((0.0, 1.0), decoding.verifiers, strict=True):
             setting = Setting(name, model, max(decoding.draft_lengths), verifiers[0], temperature)
-            surveys[name, temperature] = speed.survey(target, setting, prompts, decoding.new_tokens)
+            surveys[name, temperature] = speed.survey(target, setting, prompts, decoding.survey_new_tokens)
     return surveys
 
 
@@ -162,7 +162,8 @@ def expectations(config: ConfigDict, records: dict, rows: list[dict], surveys: d
         checks.append(check_at_least(f"temperature {temperature:g}: best speed-up", best, limit))
     for row in rows:
         if row["predicted_speedup"]:
-            name = f"{row['drafter']}, {row['verifier']}, temperature {row['temperature']:g}: measured / predicted speed-up"
+            setting = f"{row['drafter']}, {row['verifier']}, temperature {row['temperature']:g}"
+            name = f"{setting}: measured / predicted speed-up"
             checks.append(check_between(name, row["speedup"] / row["predicted_speedup"], 0.9, 1.1))
     reduction = rejection(surveys)
     if reduction:
@@ -225,7 +226,8 @@ def show(config: ConfigDict, workdir: pathlib.Path, text: Text, target: Language
     print("\n" + text_table(results["checks"]))
     gigaflops = report["environment"]["matmul_flops_per_second"] / 1e9
     print(
-        f"\nThis machine multiplied float32 matrices at {gigaflops:.0f} GFLOP/s. The whole run took {results['seconds']:.0f} s."
+        f"\nThis machine multiplied float32 matrices at {gigaflops:.0f} GFLOP/s. "
+        f"This run took {results['seconds']:.0f} s."
     )
     print(f"Tables: {workdir}/report.md   plots: {workdir}/plots   curves: tensorboard --logdir {workdir}")
 

@@ -189,7 +189,7 @@ class _Training:
         label = folder.name.replace("_", " ")
         with (
             EventWriter(folder / "events", resume_step=start or None) as writer,
-            Progress(training.steps - start, f"training {label}") as progress,
+            Progress(training.steps, f"training {label}") as progress,
         ):
             writer.table("config/all", self.config.to_dict())
             result = fit(

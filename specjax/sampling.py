@@ -149,7 +149,7 @@ def inverse_cdf(law: Float[Array, "B V"], uniform: Float[Array, "B"]) -> Int[Arr
 
 
 def _first_beyond(cdf, mass, target):
-    """First index of positive mass whose CDF exceeds the target, or the last of positive mass when rounding hides it."""
+    """First index of positive mass whose CDF exceeds the target; the last of positive mass when rounding hides it."""
     ids = jnp.arange(cdf.shape[-1], dtype=jnp.int32)
     first = jnp.min(jnp.where((cdf > target[:, None]) & (mass > 0), ids, ids.size), -1)
     last = jnp.max(jnp.where(mass > 0, ids, 0), -1)
@@ -169,8 +169,8 @@ def _keep(law, threshold):
 def _largest_threshold(law, enough):
     """The largest t for which `enough(law >= t)` holds; `enough` must hold at t = 0 and be monotone.
 
-    Bisection over the bit patterns of the floats, which are ordered like the non-negative numbers they stand for: exact,
-    with one masked sum per bit instead of a sort of the vocabulary.
+    Bisection over the bit patterns of the floats, which are ordered like the non-negative numbers they stand for:
+    exact, with one masked sum per bit instead of a sort of the vocabulary.
     """
     integer = jnp.int64 if law.dtype == jnp.float64 else jnp.int32
     as_float = lambda bits: jax.lax.bitcast_convert_type(bits, law.dtype)  # noqa: E731

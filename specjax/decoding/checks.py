@@ -65,7 +65,8 @@ def check_pair(
         )
     if drafter.siblings not in verifier.siblings:
         raise ValueError(
-            f"verifier {verifier.name!r} takes siblings {sorted(verifier.siblings)}; this drafter proposes {drafter.siblings!r}"
+            f"verifier {verifier.name!r} takes siblings {sorted(verifier.siblings)}; "
+            f"this drafter proposes {drafter.siblings!r}"
         )
     if not verifier.trees and not drafter.topology.is_chain:
         raise ValueError(f"verifier {verifier.name!r} takes chains only; this drafter proposes a tree")

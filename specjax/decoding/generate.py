@@ -20,6 +20,8 @@ from specjax.protocol import Context, Drafter, Verifier
 from specjax.sampling import Sampling
 from specjax.verifiers import VERIFIERS
 
+Ids = Sequence[int] | np.ndarray
+
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
@@ -52,16 +54,16 @@ class Generation:
 
 def generate(
     target: LanguageModel,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Ids] | np.ndarray,
     *,
-    max_new_tokens: int | Sequence[int],
+    max_new_tokens: int | Ids,
     drafter: Drafter | None = None,
     drafter_params=None,
     verifier: str | Verifier = "token",
     sampling: Sampling | None = None,
     draft_sampling: Sampling | None = None,
-    stop_ids: Sequence[int] = (),
-    seed: int | Sequence[int] = 0,
+    stop_ids: Ids = (),
+    seed: int | Ids = 0,
     buffer_length: int | None = None,
 ) -> Generation:
     """Continue every prompt, drafting with `drafter` and keeping the target's law.
@@ -75,7 +77,8 @@ def generate(
         sampling: how the target's logits become a law (default: temperature 1).
         draft_sampling: the drafter's own (default: the target's).
         stop_ids: ids that end a row; the stop token itself is emitted.
-        seed: one integer, or one per row; a row's text depends on its own prompt and key alone.
+        seed: one integer, or one per row; a row's text depends on its own prompt, key and limit alone. (On the round
+            stream the limit counts: where it cuts a draft short, the round ends in a bonus instead of a judged draft.)
         buffer_length: tokens that fit into a row's buffers (default: the next power of two, at most the context).
             One compiled program serves all calls of one buffer length, one bucket of prompt lengths and one batch size.
 

@@ -71,8 +71,8 @@ class Counts:
 class State:
     """The carry of the `while_loop`.
 
-    Between rounds, per row: `length` tokens are committed, the last of them is pending (its forward has not been run), and
-    the target's cache holds `length - 1` positions. Whatever lies past `length` is meaningless.
+    Between rounds, per row: `length` tokens are committed, the last of them is pending (its forward has not been run),
+    and the target's cache holds `length - 1` positions. Whatever lies past `length` is meaningless.
 
         tokens   | prompt ......... | emitted ........ r | free
                                                         r = tokens[length - 1], pending

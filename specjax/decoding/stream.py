@@ -13,8 +13,8 @@ def stream(
 ) -> Iterator[tuple[list[np.ndarray], Generation]]:
     """Generate, yielding after every `rounds_per_yield` rounds.
 
-    Args and errors are those of `generate`; the text is the same, token for token. Errors come at once, not at the first
-    `next`.
+    Args and errors are those of `generate`; the text is the same, token for token. Errors come at once, not at the
+    first `next`.
 
     Yields:
         (per row, the tokens committed since the last yield; the Generation so far, its `finish` saying "running" for

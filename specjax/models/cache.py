@@ -52,8 +52,8 @@ def write(
 ) -> Float[Array, "B K S H"]:
     """Write T slots of every row, each from its own start; every change of a cache's contents goes through here.
 
-    A single slot is written twice, to itself and to the free slot behind it: XLA on CPU turns an update of width one into
-    three copies of the whole buffer.
+    A single slot is written twice, to itself and to the free slot behind it: XLA on CPU turns an update of width one
+    into three copies of the whole buffer.
     """
     if new.shape[2] == 1:
         new = jnp.concatenate([new, new], 2)

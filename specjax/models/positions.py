@@ -24,7 +24,7 @@ def _scaled(frequencies: np.ndarray, scaling: RotaryScaling) -> np.ndarray:
 def rotate(
     x: Float[Array, "B T heads H"], positions: Int[Array, "B T"], config: TransformerConfig
 ) -> Float[Array, "B T heads H"]:
-    """Rotate the first `rotary_dim` dimensions of each head, the first half paired with the second (Hugging Face order).
+    """Rotate the first `rotary_dim` dimensions of each head, first half paired with second (Hugging Face order).
 
     Angles are computed in float32 at least: bfloat16 cannot tell positions past 256 apart.
     """

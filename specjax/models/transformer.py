@@ -85,6 +85,11 @@ class Transformer(nn.Module):
             (logits [B, T or M, V], the cache with its length advanced by T or None, features [B, T, len * D] or None)
         """
         c = self.config
+        if cache is None and c.positions == "learned" and tokens.shape[1] > c.context_length:
+            raise ValueError(
+                f"{tokens.shape[1]} tokens exceed the {c.context_length} learned positions; shorten the sequence, or "
+                "raise context_length"
+            )
         length = jnp.zeros(tokens.shape[0], jnp.int32) if cache is None else cache.length
         if positions is None:
             positions = length[:, None] + jnp.arange(tokens.shape[1])

@@ -1,0 +1,95 @@
+"""The main job and the benchmark, small: everything runs, is reported, and is reused."""
+
+import json
+
+import pytest
+
+from configs import benchmark as benchmark_config
+from configs import longer, quickstart
+from experiments import benchmark, distillation
+from specjax.report.results import ROW_KEYS
+
+
+def tiny(folder):
+    config = quickstart.get_config()
+    config.corpus.kind, config.corpus.path = "files", str(folder)
+    config.tokenizer.vocab_size = 270
+    for model in (config.target, config.drafter):
+        model.num_layers, model.d_model, model.num_heads, model.num_kv_heads, model.d_ff = 1, 16, 2, 1, 32
+        model.context_length = 64
+    for training in (config.target_training, config.drafter_training):
+        training.steps, training.window, training.batch_size, training.eval_every, training.save_every = 6, 24, 2, 3, 3
+        training.optimizer.warmup_steps = 2
+    config.drafter_training.eval_prompts, config.drafter_training.eval_new_tokens = 2, 8
+    config.distillation.target_samples = config.distillation.drafter_samples = 0.4
+    config.distillation.prompt_length = 4
+    decoding = config.decoding
+    decoding.prompt_length, decoding.new_tokens, decoding.common_draft_length = 8, 16, 2
+    decoding.draft_lengths, decoding.widths = (2,), (1, 3)
+    decoding.survey_prompts = decoding.timed_prompts = 2
+    decoding.survey_new_tokens = 12
+    return config
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    text = tmp_path_factory.mktemp("text")
+    for i in range(40):
+        (text / f"{i}.txt").write_text(f"def function_{i}(x):\n    return x + {i}\n" * 8)
+    workdir = tmp_path_factory.mktemp("run")
+    config = tiny(text)
+    return config, workdir, distillation.run(config, workdir)
+
+
+@pytest.mark.slow
+def test_the_report_holds_what_it_promises(finished):
+    config, workdir, report = finished
+    assert json.loads((workdir / "report.json").read_text()) == report
+    rows = report["results"]["rows"]
+    assert all(row.keys() >= set(ROW_KEYS) for row in rows)
+    assert {(r["drafter"], r["temperature"]) for r in rows} == {
+        (name, t) for name in ("none", "corpus", "distilled") for t in (0.0, 1.0)
+    }
+    for row in rows:
+        assert row["block_efficiency"] == row["emitted_tokens"] / row["target_calls"]
+        assert (row["acceptance_rate"] is None) == (row["drafter"] == "none")
+    exact = [check for check in report["results"]["checks"] if "target-only text" in check["name"]]
+    assert len(exact) == 3 and all(check["passed"] for check in exact)
+    assert {path.name for path in (workdir / "plots").iterdir()} >= {"survival.png", "speedup.png", "loss.png"}
+    assert list(workdir.glob("stages/*/events/events*"))
+
+
+@pytest.mark.slow
+def test_a_second_run_trains_nothing(finished, capsys):
+    config, workdir, _ = finished
+    distillation.run(config, workdir)
+    out = capsys.readouterr().out
+    for stage in ("text", "target", "drafter_corpus", "drafter_distilled"):
+        assert f"{stage}: finished earlier, reused" in out
+
+
+@pytest.mark.slow
+def test_the_benchmark_measures_what_was_trained(finished, tmp_path):
+    _, workdir, _ = finished
+    config = benchmark_config.get_config()
+    config.models = str(workdir)
+    config.prompts, config.prompt_length, config.new_tokens = 2, 8, 16
+    config.batches, config.widths, config.draft_lengths = (1, 2), (1, 3), (2,)
+    config.repeats, config.loop_repeats, config.turns = 5, 5, 2
+    results = benchmark.run(config, tmp_path)["results"]
+    assert [(r["temperature"], r["draft_length"]) for r in results["rows"]] == [(0, 0), (0, 2), (1, 0), (1, 2)]
+    assert {(r["batch"], r["width"]) for r in results["width_seconds"]} == {(1, 1), (1, 3), (2, 1), (2, 3)}
+    assert all(r["ideal_round_ratio"] > 0 for r in results["rows"] if r["draft_length"])
+
+
+def test_a_benchmark_without_models_says_what_to_do(tmp_path):
+    config = benchmark_config.get_config()
+    config.models = str(tmp_path)
+    with pytest.raises(ValueError, match="holds no finished stage 'text'; train first: python launch.py"):
+        benchmark.run(config, tmp_path)
+
+
+def test_the_longer_config_differs_in_effort_only():
+    short, long = quickstart.get_config(), longer.get_config()
+    assert short.target == long.target and short.drafter == long.drafter and short.decoding == long.decoding
+    assert long.target_training.steps > short.target_training.steps
