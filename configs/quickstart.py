@@ -20,10 +20,10 @@ def get_config() -> ConfigDict:
         dict(num_layers=3, d_model=512, num_heads=8, num_kv_heads=2, d_ff=2304, mlp="relu", context_length=256)
     )
     config.target_training = ConfigDict(
-        dict(steps=720, batch_size=2, window=256, log_every=10, eval_every=180, save_every=360, eval_batches=32)
+        dict(steps=1500, batch_size=2, window=128, log_every=20, eval_every=375, save_every=750, eval_batches=64)
     )
     config.target_training.optimizer = ConfigDict(
-        dict(learning_rate=8e-4, b2=0.98, warmup_steps=30, schedule="linear", final_fraction=0.02)
+        dict(learning_rate=1e-3, b2=0.98, warmup_steps=50, schedule="linear", final_fraction=0.02)
     )
 
     config.drafters = ("corpus", "distilled")
@@ -31,24 +31,24 @@ def get_config() -> ConfigDict:
         dict(num_layers=1, d_model=192, num_heads=3, num_kv_heads=1, d_ff=768, mlp="relu", context_length=256)
     )
     config.drafter_training = ConfigDict(
-        dict(steps=720, batch_size=2, window=256, log_every=10, eval_every=240, save_every=360)
+        dict(steps=1500, batch_size=2, window=128, log_every=20, eval_every=500, save_every=750)
     )
     config.drafter_training.eval_prompts = 8
     config.drafter_training.eval_new_tokens = 64
     config.drafter_training.optimizer = ConfigDict(
-        dict(learning_rate=3e-3, b2=0.98, warmup_steps=30, schedule="linear", final_fraction=0.02)
+        dict(learning_rate=2e-3, b2=0.98, warmup_steps=50, schedule="linear", final_fraction=0.02)
     )
     # Shares of the steps trained on texts that the target or the drafter itself wrote, the rest on the corpus.
     config.distillation = ConfigDict(
         dict(divergence="forward_kl", beta=0.5, target_samples=0.0, drafter_samples=0.0, prompt_length=32)
     )
 
-    config.decoding = ConfigDict(dict(prompt_length=32, new_tokens=128, common_draft_length=7))
+    config.decoding = ConfigDict(dict(prompt_length=32, new_tokens=96, common_draft_length=7))
     config.decoding.draft_lengths = (3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16)  # the best one is picked by prediction
     config.decoding.widths = (1, 4, 8, 12, 17)
     config.decoding.survey_prompts = 32
     config.decoding.survey_new_tokens = 64
-    config.decoding.timed_prompts = 4
+    config.decoding.timed_prompts = 5
     config.decoding.repeats = 5
     config.decoding.verifiers = (("greedy",), ("token", "block"))  # at temperature 0, and at temperature 1
     config.expected = ConfigDict(
