@@ -11,8 +11,8 @@ def get_config() -> ConfigDict:
     config.experiment = "distillation"
     config.seed = 0
 
-    # Text: "standard_library" needs no download; "files" and "jsonl" read from `path`.
-    config.corpus = ConfigDict(dict(kind="standard_library", path="", held_out=0.05))
+    # Text: "standard_library" needs no download; "files" and "jsonl" read what matches `pattern` in `path`.
+    config.corpus = ConfigDict(dict(kind="standard_library", path="", pattern="", field="", held_out=0.05))
     config.tokenizer = ConfigDict(dict(kind="bpe", vocab_size=1024))
 
     # About 10M parameters, so that a one-token step reads more memory than the caches of a small CPU hold.

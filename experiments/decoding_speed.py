@@ -96,8 +96,13 @@ def measure_costs(
     thunks.pop("draft")
     seconds = {name: np.array(values) / turns for name, values in timing.interleave(thunks, repeats).items()}
     verify = {width: float(np.median(seconds[f"verify {width}"])) for width in widths}
-    draft = np.median(seconds["ideal"] - seconds[f"verify {width}"]) / setting.draft_length
-    return Costs(step=verify[1], verify=verify, draft=max(float(draft), 0.0))
+    draft = draft_seconds(seconds["ideal"], seconds[f"verify {width}"], setting.draft_length)
+    return Costs(step=verify[1], verify=verify, draft=float(np.median(draft)))
+
+
+def draft_seconds(ideal: np.ndarray, verify: np.ndarray, draft_length: int) -> np.ndarray:
+    """Seconds that one drafted token adds to a round, turn by turn; never below 0, whatever the clock's noise says."""
+    return np.maximum(np.asarray(ideal) - np.asarray(verify), 0) / draft_length
 
 
 def best_draft_length(survival: Sequence[float | None], costs: Costs, lengths: Sequence[int]) -> int:
@@ -172,22 +177,28 @@ def time_settings(
 def row(record: Timed, baseline: Timed, objective: str | None) -> dict[str, Any]:
     """The record of `results.rows` of one setting; speed-ups are medians of the ratios within a turn."""
     setting, counts = record.setting, record.counts
-    extra: dict[str, Any] = {"round_seconds": record.round_seconds}
+    extra: dict[str, Any] = {
+        "round_seconds": record.round_seconds,
+        "prefill_seconds": float(np.median(record.prefill_seconds)) / len(record.tokens),
+    }
     predicted = cost_ratio = None
     if setting.model is not None:
         step = np.array(baseline.seconds) / baseline.counts.rounds.sum()
-        draft = (np.array(record.parts["ideal"]) - np.array(record.parts["verify"])) / setting.draft_length
+        draft = draft_seconds(record.parts["ideal"], record.parts["verify"], setting.draft_length)
         cost_ratio = float(np.median(draft / step))
         verify_ratio = float(np.median(np.array(record.parts["verify"]) / step))
         survival = metrics.survival_per_depth(counts)
         reached = [s or 0.0 for s in survival]
         predicted = float(theory.predicted_speedup(reached, cost_ratio, verify_ratio))
-        alpha = metrics.acceptance_rate(counts)
+        alpha = metrics.acceptance_rate(counts)  # None when nothing was judged
+        constant = (
+            None
+            if alpha is None
+            else theory.constant_alpha_speedup(alpha, cost_ratio, setting.draft_length, verify_ratio)
+        )
         extra |= {
             "verify_ratio": verify_ratio,
-            "constant_alpha_speedup": float(
-                theory.constant_alpha_speedup(alpha, cost_ratio, setting.draft_length, verify_ratio)
-            ),
+            "constant_alpha_speedup": constant if constant is None else float(constant),
             "survival_per_depth": survival,
         }
     result = comparison_row(

@@ -41,6 +41,7 @@ COLUMNS = (
 def run(config: ConfigDict, workdir: pathlib.Path) -> dict:
     """Runs all stages and writes the report into `workdir`."""
     begin = time.perf_counter()
+    _check(config)
     stages = Stages(workdir)
     text = prepare_text(config, stages)
     target, target_record = train_target(config, stages, text)
@@ -72,6 +73,31 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict:
     )
     show(config, workdir, text, target, drafters, report)
     return report
+
+
+def _check(config: ConfigDict) -> None:
+    """What would otherwise be found only after minutes of training."""
+    decoding, contexts = (
+        config.decoding,
+        {"target": config.target.context_length, "drafter": config.drafter.context_length},
+    )
+    for role, context in contexts.items():
+        if decoding.prompt_length + decoding.new_tokens > context:
+            raise ValueError(
+                f"decoding.prompt_length {decoding.prompt_length} + decoding.new_tokens {decoding.new_tokens} exceed "
+                f"{role}.context_length {context}; lower one or raise the context"
+            )
+        window = config.target_training.window if role == "target" else config.drafter_training.window
+        if window >= context:
+            raise ValueError(f"the {role}'s training window {window} must be below its context_length {context}")
+    if 1 not in decoding.widths:
+        raise ValueError(f"decoding.widths must hold 1, the step that others are compared with; got {decoding.widths}")
+    if decoding.repeats < 5:
+        raise ValueError(f"decoding.repeats must be at least 5; got {decoding.repeats}")
+    if not config.drafters or min(decoding.draft_lengths, default=0) < 1 or decoding.common_draft_length < 1:
+        raise ValueError("drafters must name one at least, and every draft length must be at least 1")
+    if min(decoding.new_tokens, decoding.survey_new_tokens) < 2:
+        raise ValueError("decoding.new_tokens and decoding.survey_new_tokens must be at least 2, or nothing is drafted")
 
 
 def survey_drafters(config: ConfigDict, text: Text, target: LanguageModel, drafters: dict) -> dict:
@@ -188,6 +214,7 @@ def figures(records: dict, surveys: dict, rows: list[dict], costs: speed.Costs) 
     constant = {
         f"{n}, temperature {t:g}": list(survival_from_acceptance([metrics.acceptance_rate(c)] * c.attempts.shape[1]))
         for (n, t), c in surveys.items()
+        if metrics.acceptance_rate(c) is not None
     }
     speeds = {f"{r['drafter']}, {r['verifier']}, temperature {r['temperature']:g}": r["speedup"] for r in rows}
     widths = sorted(costs.verify)

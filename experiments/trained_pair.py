@@ -57,11 +57,7 @@ class Text:
 def prepare_text(config: ConfigDict, stages: Stages) -> Text:
     """Stage "text": corpus, tokenizer, token arrays."""
     settings = {"corpus": config.corpus.to_dict(), "tokenizer": config.tokenizer.to_dict()}
-    kind = config.corpus.kind
-    if kind not in SOURCES:
-        raise ValueError(f"corpus.kind must be one of {', '.join(SOURCES)}; got {kind!r}")
-    path = {} if kind == "standard_library" else {"path": config.corpus.path}
-    corpus = load_corpus(SOURCES[kind](**path), config.corpus.held_out)
+    corpus = load_corpus(_source(config.corpus), config.corpus.held_out)
 
     def run(folder: pathlib.Path):
         tokenizer = ByteTokenizer()
@@ -94,6 +90,18 @@ def prepare_text(config: ConfigDict, stages: Stages) -> Text:
     return stages.run("text", settings | {"corpus_hash": corpus.hash}, run, load)
 
 
+def _source(corpus: ConfigDict):
+    """The text source that a config names, with those of its settings that are set."""
+    if corpus.kind not in SOURCES:
+        raise ValueError(f"corpus.kind must be one of {', '.join(SOURCES)}; got {corpus.kind!r}")
+    fields = {field.name for field in dataclasses.fields(SOURCES[corpus.kind])} & {"path", "pattern", "field"}
+    if "path" in fields and not corpus.path:
+        raise ValueError(
+            f"corpus.kind {corpus.kind!r} reads from corpus.path, which is empty; set --config.corpus.path"
+        )
+    return SOURCES[corpus.kind](**{name: corpus[name] for name in fields if corpus[name]})
+
+
 def held_out_token_prompts(folder: pathlib.Path, num: int, length: int, seed: int) -> list[np.ndarray]:
     """Held-out prompts from the text stage of a finished run."""
     tokens = np.load(folder / "tokens.npz")["held_out"]
@@ -107,7 +115,7 @@ def train_target(config: ConfigDict, stages: Stages, text: Text) -> tuple[Langua
     training = config.target_training
     evaluators = [
         _held_out_loss(text, NextToken(model), training),
-        TextSample(model, text.prompts(1, 16, config.seed)[0], 64, text.tokenizer.decode),
+        TextSample(model, text.prompts(1, 16, config.seed)[0], min(64, training.window - 16), text.tokenizer.decode),
     ]
     inputs = {"model": config.target, "training": training, "seed": config.seed, "text": stages.hash_of("text")}
     run = _Training(config, text, NextToken(model), model, training, evaluators, best=None)
@@ -188,7 +196,7 @@ class _Training:
         initial = LanguageModel.init(self.model, jax.random.key(self.config.seed))
         label = folder.name.replace("_", " ")
         with (
-            EventWriter(folder / "events", resume_step=start or None) as writer,
+            EventWriter(folder / "events", resume_step=start + 1 if start else None) as writer,
             Progress(training.steps, f"training {label}") as progress,
         ):
             writer.table("config/all", self.config.to_dict())

@@ -39,19 +39,24 @@ def as_prompts(prompts, vocab_size: int) -> list[np.ndarray]:
 def as_limits(max_new_tokens, batch: int) -> np.ndarray:
     """New tokens allowed per row, [B]."""
     limits = np.asarray(max_new_tokens)
-    if not np.issubdtype(limits.dtype, np.integer) or limits.shape not in ((), (batch,)) or (limits < 1).any():
+    integers = np.issubdtype(limits.dtype, np.integer)
+    if not integers or limits.shape not in ((), (batch,)) or (limits < 1).any() or (limits >= 2**31).any():
         raise ValueError(
-            f"max_new_tokens must be an integer >= 1, or {batch} of them, one per row; got {max_new_tokens!r}"
+            f"max_new_tokens must be an integer >= 1 and < 2**31, or {batch} of them, one per row; "
+            f"got {max_new_tokens!r}"
         )
-    return np.broadcast_to(limits, (batch,)).astype(np.int32)
+    return np.broadcast_to(limits, (batch,)).astype(np.int64)  # wide, until it is known to fit into the context
 
 
 def as_stop_ids(stop_ids, vocab_size: int) -> np.ndarray:
     """Stop ids padded with -1 to a multiple of 8, so that their number does not retrace."""
-    ids = np.asarray(list(stop_ids), np.int64)
-    if ids.size and (ids.min() < 0 or ids.max() >= vocab_size):
-        raise ValueError(f"stop_ids must be token ids from 0 to {vocab_size - 1}; got {list(stop_ids)}")
-    return np.pad(ids, (0, -ids.size % 8 or (0 if ids.size else 8)), constant_values=-1).astype(np.int32)
+    ids = np.asarray(stop_ids)
+    if ids.ndim != 1 or (
+        ids.size and (not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0 or ids.max() >= vocab_size)
+    ):
+        raise ValueError(f"stop_ids must be a list of token ids from 0 to {vocab_size - 1}; got {stop_ids!r}")
+    padding = -ids.size % 8 if ids.size else 8
+    return np.pad(ids.astype(np.int32), (0, padding), constant_values=-1)
 
 
 def check_pair(

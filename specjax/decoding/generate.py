@@ -59,7 +59,7 @@ def generate(
     max_new_tokens: int | Ids,
     drafter: Drafter | None = None,
     drafter_params=None,
-    verifier: str | Verifier = "token",
+    verifier: str | Verifier | None = None,
     sampling: Sampling | None = None,
     draft_sampling: Sampling | None = None,
     stop_ids: Ids = (),
@@ -73,7 +73,8 @@ def generate(
         prompts: B token sequences of any lengths >= 1.
         max_new_tokens: limit, for all rows or one per row.
         drafter, drafter_params: what proposes; None decodes target-only through the same loop.
-        verifier: a rule or its name in `VERIFIERS`.
+        verifier: a rule or its name in `VERIFIERS` (default: "token"; "coupled" without a drafter, so that the coupled
+            rule repeats the target-only text of a seed token for token. The other rules keep the law, not the text).
         sampling: how the target's logits become a law (default: temperature 1).
         draft_sampling: the drafter's own (default: the target's).
         stop_ids: ids that end a row; the stop token itself is emitted.
@@ -120,7 +121,7 @@ class Run:
         max_new_tokens,
         drafter=None,
         drafter_params=None,
-        verifier="token",
+        verifier=None,
         sampling=None,
         draft_sampling=None,
         stop_ids=(),
@@ -129,10 +130,15 @@ class Run:
     ) -> "Run":
         """Check everything, then prefill. Arguments are those of `generate`."""
         drafter = Empty() if drafter is None else drafter
+        if verifier is None:
+            verifier = "coupled" if isinstance(drafter, Empty) else "token"
         if isinstance(verifier, str):
             if verifier not in VERIFIERS:
                 raise ValueError(f"unknown verifier {verifier!r}; known are {', '.join(VERIFIERS)}")
             verifier = VERIFIERS[verifier]()
+        for name, given in (("sampling", sampling), ("draft_sampling", draft_sampling)):
+            if not isinstance(given, Sampling | None):
+                raise ValueError(f"{name} must be a Sampling, such as Sampling.of(temperature=0.7); got {given!r}")
         sampling = Sampling.of() if sampling is None else sampling
         draft_sampling = sampling if draft_sampling is None else draft_sampling
         prompts = as_prompts(prompts, target.config.vocab_size)
@@ -152,7 +158,8 @@ class Run:
         padded = np.stack([np.pad(p, (0, width - len(p))) for p in prompts])
         keys = row_keys(seed, batch)
         begin = time.perf_counter()
-        state = jax.block_until_ready(prefill(decoder, buffer_length, inputs, padded, lengths, lengths + limits, keys))
+        ends = (lengths + limits).astype(np.int32)
+        state = jax.block_until_ready(prefill(decoder, buffer_length, inputs, padded, lengths, ends, keys))
         return cls(decoder, inputs, state, lengths, time.perf_counter() - begin)
 
     def advance(self, max_rounds: int = np.iinfo(np.int32).max) -> None:
