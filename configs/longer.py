@@ -10,11 +10,10 @@ from configs import quickstart
 
 def get_config() -> ConfigDict:
     config = quickstart.get_config()
-    config.target_training.steps = 1500
-    config.target_training.save_every = 250
-    config.drafter_training.steps = 3000
-    config.drafter_training.save_every = 500
-    config.drafter_training.eval_every = 500
+    config.target_training.steps = 4000
+    config.target_training.eval_every = config.target_training.save_every = 1000
+    config.drafter_training.steps = 4000
+    config.drafter_training.eval_every = config.drafter_training.save_every = 1000
     config.expected.bits_per_byte = 2.1
     config.expected.speedup_greedy = 1.8
     config.expected.speedup_sampled = 1.8

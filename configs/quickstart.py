@@ -20,7 +20,7 @@ def get_config() -> ConfigDict:
         dict(num_layers=3, d_model=512, num_heads=8, num_kv_heads=2, d_ff=2304, mlp="relu", context_length=256)
     )
     config.target_training = ConfigDict(
-        dict(steps=1500, batch_size=2, window=128, log_every=20, eval_every=375, save_every=750, eval_batches=64)
+        dict(steps=1400, batch_size=2, window=128, log_every=20, eval_every=350, save_every=700, eval_batches=64)
     )
     config.target_training.optimizer = ConfigDict(
         dict(learning_rate=1e-3, b2=0.98, warmup_steps=50, schedule="linear", final_fraction=0.02)
@@ -31,7 +31,7 @@ def get_config() -> ConfigDict:
         dict(num_layers=1, d_model=192, num_heads=3, num_kv_heads=1, d_ff=768, mlp="relu", context_length=256)
     )
     config.drafter_training = ConfigDict(
-        dict(steps=1500, batch_size=2, window=128, log_every=20, eval_every=500, save_every=750)
+        dict(steps=1300, batch_size=2, window=128, log_every=20, eval_every=325, save_every=650)
     )
     config.drafter_training.eval_prompts = 8
     config.drafter_training.eval_new_tokens = 64
@@ -40,8 +40,11 @@ def get_config() -> ConfigDict:
     )
     # Shares of the steps trained on texts that the target or the drafter itself wrote, the rest on the corpus.
     config.distillation = ConfigDict(
-        dict(divergence="forward_kl", beta=0.5, target_samples=0.0, drafter_samples=0.0, prompt_length=32)
+        dict(divergence="forward_kl", beta=0.5, target_samples=0.04, drafter_samples=0.0, prompt_length=32)
     )
+
+    # Greedy text of a small target is unlike the corpus; without having seen some, a drafter follows it badly.
+    config.distillation.target_sample_temperature = 0.0
 
     config.decoding = ConfigDict(dict(prompt_length=32, new_tokens=96, common_draft_length=7))
     config.decoding.draft_lengths = (3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16)  # the best one is picked by prediction
@@ -49,6 +52,7 @@ def get_config() -> ConfigDict:
     config.decoding.survey_prompts = 32
     config.decoding.survey_new_tokens = 64
     config.decoding.timed_prompts = 5
+    config.decoding.coupled_prompts = 100
     config.decoding.repeats = 5
     config.decoding.verifiers = (("greedy",), ("token", "block"))  # at temperature 0, and at temperature 1
     config.expected = ConfigDict(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from specjax import theory
@@ -13,6 +14,7 @@ from specjax.decoding import generate
 from specjax.decoding.generate import Run
 from specjax.drafters import Independent
 from specjax.events import Progress
+from specjax.keys import Noise, Stream
 from specjax.models import LanguageModel
 from specjax.report import costs, metrics, timing
 from specjax.report.metrics import CountTable
@@ -141,7 +143,7 @@ def time_settings(
     prompts: Sequence,
     new_tokens: int,
     repeats: int,
-    turns: int = 20,
+    turns: int = 12,
 ) -> dict[str, Timed]:
     """Decode all prompts one by one under every setting, in turns, `repeats` times.
 
@@ -227,12 +229,20 @@ def fastest(records: Sequence[Timed]) -> Timed:
     return max(records, key=lambda record: record.tokens_per_second)
 
 
-def near_tie(target: LanguageModel, prompt, tokens: np.ndarray, other: np.ndarray) -> dict[str, float] | None:
-    """Where two greedy texts part, and how close the target's two best logits were there; None when they are equal."""
+def gap_where_texts_part(
+    target: LanguageModel, prompt, tokens: np.ndarray, other: np.ndarray, row_key=None
+) -> float | None:
+    """How close the target's two best choices were where two texts part; None when the texts are equal.
+
+    Greedy texts choose by logit; with a row's key, texts of the position stream choose by log p + Gumbel noise.
+    """
     differ = np.flatnonzero(tokens != other)
     if not differ.size:
         return None
-    at = int(differ[0])
-    text = np.concatenate([prompt, tokens[:at]])[None].astype(np.int32)
-    best = np.sort(np.asarray(jax.device_get(target(text)[0][0, -1]), np.float64))[::-1]
-    return {"position": at, "logit_gap": float(best[0] - best[1])}
+    text = np.concatenate([prompt, tokens[: differ[0]]])[None].astype(np.int32)
+    scores = target(text)[0][:, -1]
+    if row_key is not None:
+        noise = Noise(row_key[None], jnp.array([text.shape[1]]), Stream.POSITION)
+        scores = jax.nn.log_softmax(scores) + noise.gumbel(jnp.zeros(1, jnp.int32), scores.shape[-1])[:, 0]
+    best = np.sort(np.asarray(scores[0], np.float64))[::-1]
+    return float(best[0] - best[1])

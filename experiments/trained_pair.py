@@ -143,7 +143,10 @@ def train_drafter(
         length = distillation.prompt_length
         mixture = Mixture(
             (
-                (distillation.target_samples, Sampled(target.config, target.params, length)),
+                (
+                    distillation.target_samples,
+                    Sampled(target.config, target.params, length, distillation.target_sample_temperature),
+                ),
                 (distillation.drafter_samples, Sampled(model, None, length)),
             )
         )

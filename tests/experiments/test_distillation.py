@@ -28,6 +28,7 @@ def tiny(folder):
     decoding.draft_lengths, decoding.widths = (2,), (1, 3)
     decoding.survey_prompts = decoding.timed_prompts = 2
     decoding.survey_new_tokens = 12
+    decoding.coupled_prompts = 3
     return config
 
 
