@@ -2,8 +2,9 @@
 
     python launch.py --config configs/quickstart.py --workdir runs/quickstart
 
-Any field of the config can be set on the command line (--config.seed=1), and some configs take an argument
-(--config configs/minigpt.py:small). A config's docstring says what it costs and what to expect of it.
+Any field of the config can be set on the command line (--config.seed=1), and a config whose get_config takes an
+argument gets it after a colon (--config FILE.py:ARGUMENT). A config's docstring says what it costs and what to expect
+of it.
 """
 
 import os

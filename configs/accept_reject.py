@@ -10,7 +10,7 @@ all trials, a position is kept with their running product 1, 1, 0.333, 0.067. A 
 import ml_collections
 
 
-def get_config(arg=None):
+def get_config():
     config = ml_collections.ConfigDict()
     config.experiment = "accept_reject"
     config.seed = 42

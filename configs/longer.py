@@ -1,6 +1,6 @@
 """The main job with more training: a better target, and a drafter distilled for longer.
 
-    python launch.py --config configs/longer.py --workdir runs/longer
+python launch.py --config configs/longer.py --workdir runs/longer
 """
 
 from ml_collections import ConfigDict

@@ -12,7 +12,7 @@ wall clock all are slower than target-only decoding, 0.6 to 0.85 times its speed
 import ml_collections
 
 
-def get_config(arg=None):
+def get_config():
     config = ml_collections.ConfigDict()
     config.experiment = "minigpt"
     config.seed = 42

@@ -3,7 +3,7 @@
 python launch.py --config configs/quickstart.py --workdir runs/quickstart
 """
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_dict
 
 
 def get_config() -> ConfigDict:
@@ -16,28 +16,15 @@ def get_config() -> ConfigDict:
     config.tokenizer = ConfigDict(dict(kind="bpe", vocab_size=1024))
 
     # About 10M parameters, so that a one-token step reads more memory than the caches of a small CPU hold.
-    config.target = ConfigDict(
-        dict(num_layers=3, d_model=512, num_heads=8, num_kv_heads=2, d_ff=2304, mlp="relu", context_length=256)
-    )
-    config.target_training = ConfigDict(
-        dict(steps=1400, batch_size=2, window=128, log_every=20, eval_every=350, save_every=700, eval_batches=64)
-    )
-    config.target_training.optimizer = ConfigDict(
-        dict(learning_rate=1e-3, b2=0.98, warmup_steps=50, schedule="linear", final_fraction=0.02)
-    )
+    config.target = ConfigDict(dict(num_layers=3, d_model=512, num_heads=8, num_kv_heads=2, d_ff=2304, **_model()))
+    config.target_training = _training(steps=1400, learning_rate=1e-3)
+    config.target_training.eval_batches = 64
 
     config.drafters = ("corpus", "distilled")
-    config.drafter = ConfigDict(
-        dict(num_layers=1, d_model=192, num_heads=3, num_kv_heads=1, d_ff=768, mlp="relu", context_length=256)
-    )
-    config.drafter_training = ConfigDict(
-        dict(steps=1300, batch_size=2, window=128, log_every=20, eval_every=325, save_every=650)
-    )
+    config.drafter = ConfigDict(dict(num_layers=1, d_model=192, num_heads=3, num_kv_heads=1, d_ff=768, **_model()))
+    config.drafter_training = _training(steps=1300, learning_rate=2e-3)
     config.drafter_training.eval_prompts = 8
     config.drafter_training.eval_new_tokens = 64
-    config.drafter_training.optimizer = ConfigDict(
-        dict(learning_rate=2e-3, b2=0.98, warmup_steps=50, schedule="linear", final_fraction=0.02)
-    )
     # Shares of the steps trained on texts that the target or the drafter itself wrote, the rest on the corpus.
     config.distillation = ConfigDict(
         dict(divergence="forward_kl", beta=0.5, target_samples=0.04, drafter_samples=0.0, prompt_length=32)
@@ -59,3 +46,29 @@ def get_config() -> ConfigDict:
         dict(bits_per_byte=2.4, speedup_greedy=1.3, speedup_sampled=1.6, rejection_reduction=0.25)
     )
     return config
+
+
+def _model() -> dict:
+    """What both models share; every field of TransformerConfig may stand here."""
+    return dict(mlp="relu", context_length=256, dropout=0.0, dtype="float32", remat=False)
+
+
+def _training(steps: int, learning_rate: float) -> ConfigDict:
+    """Small batches: at this size a second step is worth more than a second row."""
+    training = ConfigDict(dict(steps=steps, batch_size=2, window=128, log_every=20))
+    training.eval_every, training.save_every = steps // 4, steps // 2
+    training.optimizer = ConfigDict(
+        dict(
+            optimizer="adamw",
+            learning_rate=learning_rate,
+            schedule="linear",
+            warmup_steps=50,
+            final_fraction=0.02,
+            b2=0.98,
+            weight_decay=0.1,
+            clip_norm=1.0,
+            accumulation=1,
+            ema_decay=config_dict.placeholder(float),
+        )
+    )
+    return training

@@ -12,7 +12,7 @@ import ml_collections
 from ml_collections import config_dict
 
 
-def get_config(arg=None):
+def get_config():
     config = ml_collections.ConfigDict()
     config.experiment = "theory_curves"
     config.draft_lengths = (2, 4, 6, 8)

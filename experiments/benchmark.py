@@ -17,11 +17,11 @@ from specjax.events import Progress
 from specjax.keys import Source
 from specjax.models import LanguageModel, TransformerConfig
 from specjax.models.transformer import apply
+from specjax.peak_flops import measure_peak_flops
 from specjax.report import costs, plots, timing
 from specjax.report.environment import environment
 from specjax.report.results import check_at_most, check_between
 from specjax.report.tables import text_table
-from specjax.report.timing import matmul_flops_per_second
 from specjax.report.writer import write_report
 from specjax.sampling import Sampling, draw, first_max
 from specjax.training.saved_model import load_model
@@ -54,7 +54,7 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict:
     target = load_model(stages / "target" / "model")
     drafter = load_model(stages / f"drafter_{config.drafter}" / "model")
     prompts = held_out_token_prompts(stages / "text", config.prompts, config.prompt_length, config.seed)
-    peak = matmul_flops_per_second()
+    peak = measure_peak_flops()
 
     widths = width_curve(config, target, prompts)
     print("\nSeconds of one target forward with laws and verdict:\n\n" + text_table(widths))

@@ -12,12 +12,12 @@ from specjax.decoding import generate
 from specjax.drafters import Independent
 from specjax.keys import row_keys
 from specjax.models import LanguageModel
+from specjax.peak_flops import measure_peak_flops
 from specjax.report import colour, metrics, plots
 from specjax.report.environment import environment
 from specjax.report.results import check, check_at_least, check_between
 from specjax.report.stages import Stages
 from specjax.report.tables import text_table
-from specjax.report.timing import matmul_flops_per_second
 from specjax.report.writer import write_report
 from specjax.sampling import Sampling
 from specjax.theory import survival_from_acceptance
@@ -49,7 +49,7 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict:
     for name in config.drafters:
         drafters[name], records[name] = train_drafter(config, stages, text, target, name)
 
-    peak = matmul_flops_per_second()
+    peak = measure_peak_flops()
     surveys = survey_drafters(config, text, target, drafters)
     timed, rows, costs = measure(config, text, target, drafters, surveys)
     exact = exactness(config, text, target, drafters[config.drafters[-1]], timed)
@@ -247,7 +247,7 @@ def show(config: ConfigDict, workdir: pathlib.Path, text: Text, target: Language
     sample = generate(
         target,
         [prompt],
-        max_new_tokens=96,
+        max_new_tokens=config.decoding.new_tokens,
         drafter=Independent(model.config, best["draft_length"]),
         drafter_params=model.params,
         verifier=best["verifier"],

@@ -27,12 +27,12 @@ from specjax.decoding.generate import generate
 from specjax.drafters import Independent
 from specjax.events import EventWriter, Progress
 from specjax.models import LanguageModel, TransformerConfig
+from specjax.peak_flops import measure_peak_flops
 from specjax.report import plots
 from specjax.report.environment import environment
 from specjax.report.results import check, check_between
 from specjax.report.stages import Stages
 from specjax.report.tables import text_table
-from specjax.report.timing import matmul_flops_per_second
 from specjax.report.writer import write_report
 from specjax.sampling import Sampling
 from specjax.training.fit import Schedule, fit
@@ -228,7 +228,7 @@ def _costs(stages, config, target, sections):
     def function(folder):
         del folder
         seconds = part_seconds(target, setting, config.max_new_tokens, draft_lengths)
-        return {"seconds": seconds, "matmul_flops_per_second": matmul_flops_per_second()}
+        return {"seconds": seconds, "matmul_flops_per_second": measure_peak_flops()}
 
     inputs = _inputs(stages, config) | {"setting": _named(setting), "draft_lengths": draft_lengths}
     return stages.run("costs", inputs, function)

@@ -56,9 +56,10 @@ def load_experiment(config: ConfigDict, folder: Path = ROOT / "experiments") -> 
     """The module of the experiment that `config.experiment` names.
 
     Raises:
-        UserError: the config names none, or one that does not exist.
+        UserError: the config names none, or one that does not exist or has no function `run`.
     """
-    names = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
+    defines_run = re.compile(r"^def run\(", re.MULTILINE)  # the others are parts that experiments share
+    names = [path.stem for path in folder.glob("*.py") if defines_run.search(path.read_text(encoding="utf-8"))]
     name = config.get("experiment")
     if name is None:
         raise UserError(f"the config has no field experiment: one of {', '.join(sorted(names))}")

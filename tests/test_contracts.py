@@ -13,8 +13,8 @@ SOURCES = sorted((ROOT / "specjax").rglob("*.py"))
 CONFIGS = sorted(file for file in (ROOT / "configs").glob("*.py") if file.stem != "__init__")
 EXPERIMENTS = sorted(file for file in (ROOT / "experiments").glob("*.py") if file.stem != "__init__")
 
-# What a room may import of the others; any room may import from itself. Arrows run down only, and data, weights and
-# events stand beside: whoever trains or reports may use them, they know nothing of decoding.
+# What a room may import of the others; any room may import from itself. Arrows run down only, and data, weights,
+# events and peak_flops stand beside: whoever trains or reports may use them, they know nothing of decoding.
 LAWS = {"theory", "keys", "sampling"}
 JUDGED = LAWS | {"protocol", "models"}
 MAY_IMPORT = {
@@ -28,9 +28,10 @@ MAY_IMPORT = {
     "decoding": JUDGED | {"drafters", "verifiers"},
     "data": set(),
     "events": set(),
+    "peak_flops": set(),
     "weights": LAWS | {"models", "data"},
-    "training": JUDGED | {"drafters", "verifiers", "decoding", "data", "events", "weights"},
-    "report": JUDGED | {"drafters", "verifiers", "decoding", "data", "events"},
+    "training": JUDGED | {"drafters", "verifiers", "decoding", "data", "events", "peak_flops", "weights"},
+    "report": JUDGED | {"drafters", "verifiers", "decoding", "data", "events", "peak_flops"},
     "command_line": set(),
     "install": set(),
 }
@@ -126,6 +127,14 @@ def config_module(file: Path):
 
 def config_experiment(file: Path) -> str:
     return config_module(file).get_config().experiment
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=relative)
+def test_a_config_reads_the_argument_that_it_takes(file):
+    tree = ast.parse(file.read_text())
+    (function,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "get_config")
+    taken = {argument.arg for argument in (*function.args.posonlyargs, *function.args.args)}
+    assert taken <= {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=relative)

@@ -65,6 +65,7 @@ def project(tmp_path_factory):
     (root / "configs/broken.py").write_text("def get_config():\n    return int('one')\n")
     (root / "configs/empty.py").write_text("")
     (root / "experiments/demo.py").write_text(EXPERIMENT)
+    (root / "experiments/shared_part.py").write_text("class Part:\n    def run(self):\n        pass\n")
     return root
 
 
@@ -107,6 +108,7 @@ DEMO = ("--config", "configs/demo.py")
         ((*DEMO, "--config.target=1"), ("--config.target", "dict", "'1'")),
         ((*DEMO, "--config.file=x"), ("cannot be set on the command line",)),
         ((*DEMO, "--config.experiment=dmeo"), ("'dmeo'", "did you mean demo?")),
+        ((*DEMO, "--config.experiment=shared_part"), ("no experiment 'shared_part'", "known: demo\n")),
         ((*DEMO, "--workdri=x"), ("workdri", "workdir")),
         ((*DEMO, "runs/x"), ("stray argument 'runs/x'",)),
         ((*DEMO, "--workdir", "launch.py/x"), ("--workdir launch.py/x",)),

@@ -5,13 +5,17 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-# Values of a token's origin, as decoding reports them.
-PROMPT, DRAFTED, CORRECTION, BONUS = 0, 1, 2, 3
+from specjax.decoding import Origin
 
 # Foreground codes that stay apart on light and dark terminals and for colour-blind readers: the tokens that the target
 # added are also bold (bonus) or underlined (correction), so that the colour is never the only sign.
-_CODES = {PROMPT: "2", DRAFTED: "36", CORRECTION: "33;4", BONUS: "35;1"}
-_NAMES = {PROMPT: "prompt", DRAFTED: "drafted and accepted", CORRECTION: "correction", BONUS: "bonus"}
+_CODES = {Origin.PROMPT: "2", Origin.DRAFTED: "36", Origin.CORRECTION: "33;4", Origin.BONUS: "35;1"}
+_NAMES = {
+    Origin.PROMPT: "prompt",
+    Origin.DRAFTED: "drafted and accepted",
+    Origin.CORRECTION: "correction",
+    Origin.BONUS: "bonus",
+}
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
@@ -29,7 +33,7 @@ def trace(pieces: Iterable[tuple[str, int]], colour: bool | None = None) -> str:
     """The text of a sample with each piece in the colour of its origin.
 
     Args:
-        pieces: (text, origin), origin one of PROMPT, DRAFTED, CORRECTION, BONUS or an enum of these integers.
+        pieces: (text, origin), origin a `specjax.decoding.Origin` or its integer.
         colour: None asks `colour_enabled`. Without colour the plain text comes back.
 
     Returns:
@@ -65,5 +69,5 @@ def _paint(text, origin, colour):
 
 def _checked(origin):
     if int(origin) not in _CODES:
-        raise ValueError(f"origin must be one of {sorted(_CODES)}; got {origin!r}")
-    return int(origin)
+        raise ValueError(f"origin must be one of {sorted(map(int, Origin))}; got {origin!r}")
+    return Origin(int(origin))

@@ -17,7 +17,7 @@ def environment(matmul_flops_per_second: float | None = None) -> dict[str, Any]:
 
     Args:
         matmul_flops_per_second: the machine's matmul peak of the same minute, if it was measured
-            (`specjax.report.timing.matmul_flops_per_second`).
+            (`specjax.peak_flops.measure_peak_flops`).
     """
     device = jax.devices()[0]
     commit, clean = git_state()

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 MIN_REPEATS = 5
@@ -83,11 +82,3 @@ def median_of_ratios(numerator: Collection[float], denominator: Collection[float
     if len(numerator) != len(denominator):
         raise ValueError(f"paired ratios need lists of one length; got {len(numerator)} and {len(denominator)}")
     return float(np.median(np.asarray(numerator, float) / np.asarray(denominator, float)))
-
-
-def matmul_flops_per_second(size: int = 1024, repeats: int = 9, dtype: Any = jnp.float32) -> float:
-    """The machine's matmul peak right now: 2 size³ over the fastest of `repeats` square products."""
-    a = jnp.full((size, size), 1 / size, dtype)
-    multiply = jax.jit(lambda x, y: x @ y)
-    seconds = interleave({"matmul": lambda: multiply(a, a)}, repeats=repeats, warmup=2)["matmul"]
-    return 2 * size**3 / min(seconds)

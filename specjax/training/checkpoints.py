@@ -68,8 +68,8 @@ class Checkpoints:
     def describe(self, **about: Any) -> None:
         """Adds to the description that a checkpoint must share with the run it is restored into.
 
-        Values are frozen dataclasses, numbers and strings; `fit` gives its objective (which holds the architecture),
-        optimizer, seed and a checksum of the frozen parameters.
+        Values are what `manifest.describe` takes; `fit` gives its objective (which holds the architecture), optimizer,
+        seed, a checksum of the frozen parameters and where sampled batches come from.
         """
         self._about.update(manifests.describe(about))
 
@@ -94,8 +94,22 @@ class Checkpoints:
         best = self.best_value()
         return best is None or (value > best if self.largest else value < best)
 
-    def save(self, state: TrainState, iterator: Any = None, metrics: dict[str, float] | None = None) -> None:
-        """Writes one checkpoint; returns when it is complete. A step that is already there is not written again."""
+    def save(
+        self,
+        state: TrainState,
+        iterator: Any = None,
+        metrics: dict[str, float] | None = None,
+        records: dict[str, list] | None = None,
+    ) -> None:
+        """Writes one checkpoint; returns when it is complete. A step that is already there is not written again.
+
+        Args:
+            state: whose step names the checkpoint.
+            iterator: the data iterator, for its position.
+            metrics: held-out metrics of this very state.
+            records: the run's records until now, lists of dictionaries of numbers; in the checkpoint, so that they
+                are always as old as its arrays.
+        """
         step = int(state.step)
         if step in self._manager.all_steps():
             return
@@ -103,7 +117,7 @@ class Checkpoints:
         position = iterator.get_state() if iterator is not None else None
         items = {
             "state": ocp.args.StandardSave(arrays),
-            "manifest": ocp.args.JsonSave(manifests.build(self._about, arrays, position, metrics)),
+            "manifest": ocp.args.JsonSave(manifests.build(self._about, arrays, position, metrics, records)),
         }
         if iterator is not None:
             items["data"] = grain.checkpoint.CheckpointSave(iterator)
@@ -145,6 +159,10 @@ class Checkpoints:
     def metrics(self, step: int) -> dict[str, float]:
         """Held-out metrics saved with a checkpoint; empty when it had none."""
         return self._manifest(step)[0]["metrics"]
+
+    def records(self, step: int) -> dict[str, list]:
+        """The run's records as saved with a checkpoint; empty when it had none."""
+        return self._manifest(step)[0].get("records", {})
 
     def _manifest(self, step):
         where = f"checkpoint {self.directory / str(step)}"

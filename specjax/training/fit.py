@@ -2,7 +2,8 @@
 
     batch ─► prepare ─► step t dispatched ─► metrics of step t − 1 fetched ─► every so often: log, evaluate, save
 
-Before anything is saved the newest metrics are fetched and checked, so a checkpoint never holds a diverged model.
+Before anything is saved the newest metrics are fetched and checked, so a checkpoint never holds a diverged model. The
+records of the run until then are saved with it, so that a resumed run returns those of the whole run.
 """
 
 import dataclasses
@@ -61,11 +62,14 @@ class FitResult:
 
     Attributes:
         state: the last state.
-        history: one record per logged step: "step", "loss", the objective's metrics, "learning_rate", "gradient_norm".
-        evaluations: one record per evaluation: "step" and the numbers that the evaluators gave.
+        history: one record per logged step: "step", "loss", the objective's metrics, "learning_rate", "gradient_norm";
+            of the whole run, also where this call only resumed it.
+        evaluations: one record per evaluation: "step" and the numbers that the evaluators gave; of the whole run.
         resumed_at: the step that training went on from; 0 for a fresh run.
-        tokens_per_second: over this call, without compilation, evaluation and saving; None when no step was timed.
-        flop_utilisation: model FLOPs per second against the machine's float32 matmul peak (median over the log).
+        tokens_per_second: over this call, with `prepare`, without compilation, evaluation and saving; None when no step
+            was timed.
+        flop_utilisation: model FLOPs per second against the machine's float32 matmul peak (median over the log). Only
+            the training step's FLOPs count: texts sampled by `prepare` cost time and lower it.
         peak_flops: that peak, as last measured, in FLOPs per second.
     """
 
@@ -105,7 +109,8 @@ def fit(
 ) -> FitResult:
     """Trains `params` on `batches`, going on from the latest checkpoint if there is one.
 
-    A run that was killed and resumed is equal, bit for bit, to one that was not: parameters, optimizer and metrics.
+    A run that was killed and resumed is equal, bit for bit, to one that was not: parameters, optimizer and records. A
+    signal waits for the evaluation of its step, if one is due: no evaluation is ever left out.
 
     Args:
         objective: what to minimise; static.
@@ -113,7 +118,8 @@ def fit(
         batches: a grain iterator (needed to resume) or any iterable of batches.
         optimizer, schedule: static settings.
         frozen: parameters that the objective reads without training them.
-        prepare: turns (current params, key, corpus batch) into the batch of the step, e.g. `mixture.Mixture`.
+        prepare: turns (current params, key, corpus batch) into the batch of the step, e.g. `mixture.Mixture`. A
+            checkpoint remembers its `description()`, or else its name, and is not resumed with another.
         evaluators: called with the parameters to evaluate (the moving average, if there is one).
         checkpoints: where to save; the best by its held-out metric is saved too.
         writer: where curves and texts go, under "train/", "optimizer/", "speed/" and the evaluators' own names.
@@ -136,10 +142,12 @@ def fit(
             optimizer=optimizer,
             seed=schedule.seed,
             frozen=None if frozen is None else manifest.checksum(frozen),
+            prepare=manifest.identify(prepare),
         )
-        if checkpoints.latest_step() is not None:
-            state = checkpoints.restore(state, iterator)
     run = _Run(objective, optimizer, schedule, frozen, prepare, evaluators, checkpoints, writer, progress)
+    if checkpoints is not None and checkpoints.latest_step() is not None:
+        state = checkpoints.restore(state, iterator)
+        run.recall(checkpoints.records(int(state.step)))
     with Interrupts() as interrupts:
         result = run(state, iterator, interrupts)
     interrupts.leave()
@@ -156,6 +164,10 @@ class _Run:
         self.learning_rates = jax.jit(optimizer.learning_rates())
         self.throughput = Throughput()
         self.history, self.evaluations, self.utilisations = [], [], []
+
+    def recall(self, records):
+        """Takes over the records that were saved with the checkpoint."""
+        self.history, self.evaluations = list(records.get("history", [])), list(records.get("evaluations", []))
 
     def __call__(self, state, iterator, interrupts) -> FitResult:
         step = resumed_at = int(state.step)
@@ -184,7 +196,7 @@ class _Run:
                 pending = None
                 jax.block_until_ready(state)
                 self.throughput.pause()
-                self._at_rest(state, iterator, step, evaluate and not stop, save)
+                self._at_rest(state, iterator, step, evaluate, save)
                 self.throughput.start()
             if stop:
                 break
@@ -232,7 +244,7 @@ class _Run:
         """Evaluation and saving, with nothing running on the device."""
         numbers = self._evaluate(state.eval_params, step) if evaluate else {}
         if self.checkpoints is not None and (save or self.checkpoints.improves(numbers)):
-            self.checkpoints.save(state, iterator, numbers)
+            self.checkpoints.save(state, iterator, numbers, {"history": self.history, "evaluations": self.evaluations})
 
     def _evaluate(self, params, step):
         numbers = {}

@@ -6,6 +6,7 @@ A manifest is a JSON tree:
     arrays    name -> shape, dtype and SHA-256 of the bytes
     position  SHA-256 of the data iterator's state (None when no iterator was saved)
     metrics   held-out metrics at the time of saving
+    records   what the run had logged and measured until then
     digest    SHA-256 of all of the above
 
 Corpus, bits and dtypes can change without any error from the storage layer; this is what notices.
@@ -34,7 +35,12 @@ def unflatten(template: Any, arrays: dict[str, Any]) -> Any:
 
 
 def describe(value: Any) -> Any:
-    """Frozen dataclasses, dtypes, tuples and numbers as plain JSON."""
+    """Frozen dataclasses, dtypes, tuples and numbers as plain JSON.
+
+    What holds arrays or functions says itself what tells it apart, in a method `description`.
+    """
+    if hasattr(value, "description") and not isinstance(value, type):
+        return describe(value.description())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"type": type(value).__name__, **fields}
@@ -50,13 +56,27 @@ def describe(value: Any) -> Any:
         raise ValueError(f"{value!r} cannot be written into a checkpoint's manifest; use numbers and strings") from None
 
 
-def build(about: Any, arrays: dict[str, Any], position: Any = None, metrics: dict[str, float] | None = None) -> dict:
+def identify(function: Any) -> Any:
+    """What `describe` can take of a function: its own `description()`, which is left to it, or else its name."""
+    if function is None or hasattr(function, "description"):
+        return function
+    return getattr(function, "__qualname__", type(function).__name__)
+
+
+def build(
+    about: Any,
+    arrays: dict[str, Any],
+    position: Any = None,
+    metrics: dict[str, float] | None = None,
+    records: dict[str, list] | None = None,
+) -> dict:
     """The manifest of a checkpoint that is about to be written."""
     manifest = {
         "about": describe(about),
         "arrays": {name: _entry(array) for name, array in arrays.items()},
         "position": None if position is None else _sha256(_canonical(position)),
         "metrics": dict(metrics or {}),
+        "records": dict(records or {}),
     }
     return manifest | {"digest": _sha256(_canonical(manifest))}
 

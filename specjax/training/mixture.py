@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Key
 
+from specjax.training.manifest import identify
 from specjax.training.objectives import Batch
 
 # A source turns the drafter's current parameters, a key and the corpus batch (for prompts) into a batch.
@@ -37,6 +38,13 @@ class Mixture:
         shares = [share for share, _ in self.sources]
         if any(not 0 <= share <= 1 for share in shares) or sum(shares) > 1 + 1e-9:
             raise ValueError(f"shares of a mixture must be in [0, 1] and add to at most 1; got {shares}")
+
+    def description(self) -> dict[str, Any]:
+        """What tells this mixture from another, for the checkpoints of a run."""
+        described = {"type": "Mixture"}
+        for number, (share, source) in enumerate(self.sources, start=1):
+            described[f"source_{number}"] = {"share": share, "source": identify(source)}
+        return described
 
     def __call__(self, params: Any, key: Key[Array, ""], batch: Batch) -> Batch:
         """The batch of this step."""

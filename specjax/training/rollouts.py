@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from specjax.decoding import generate
 from specjax.models import LanguageModel, TransformerConfig
 from specjax.protocol import Drafter
 from specjax.sampling import Sampling
+from specjax.training.manifest import checksum
 from specjax.training.objectives import Batch, Objective
 
 
@@ -42,6 +44,8 @@ class HeldOutLoss:
                 totals[name] = totals.get(name, 0.0) + count * float(value)
         for name, total in totals.items():
             yield f"held_out/{name}", total / positions
+        if "cross_entropy" in totals:
+            yield "held_out/perplexity", math.exp(min(totals["cross_entropy"] / positions, 700.0))
         if self.bits_per_nat is not None:
             yield "held_out/bits_per_byte", self.bits_per_nat * totals["cross_entropy"] / positions
 
@@ -138,6 +142,16 @@ class Sampled:
     params: Any
     prompt_length: int
     temperature: float = 1.0
+
+    def description(self) -> dict[str, Any]:
+        """What tells this source from another: everything but the writer's weights, of which it has a checksum."""
+        return {
+            "type": "Sampled",
+            "config": self.config,
+            "params": None if self.params is None else checksum(self.params),
+            "prompt_length": self.prompt_length,
+            "temperature": self.temperature,
+        }
 
     def __call__(self, params, key, batch: Batch) -> Batch:
         tokens = np.asarray(batch["tokens"])

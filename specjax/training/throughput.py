@@ -2,7 +2,7 @@
 
 import time
 
-from specjax.training.flops import measure_peak_flops
+from specjax.peak_flops import measure_peak_flops
 
 
 class Throughput:

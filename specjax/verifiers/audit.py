@@ -3,8 +3,8 @@
 For every case of `enumeration.make_cases` and every draft, a rule of the round stream is shown every cell of every
 coin: [0, h) and [h, 1) for a node of threshold h, each probed at both ends. What it accepts and the law of its next
 token, completed by the target, give the joint law of the next γ + 1 tokens without any sampling. A rule of the position
-stream (or one for greedy targets only) must emit the target's own text, whatever was drafted; it is shown noise that
-singles out each text in turn, and random noise.
+stream (or one for greedy targets only) must emit the target's own text, whatever was drafted, unless it is lossy; it is
+shown noise that singles out each text in turn, and random noise.
 
     python -m specjax.verifiers.audit                                       every rule of specjax
     python -m specjax.verifiers.audit my_module:MyRule --kwargs '{"a": 1}'  a rule of your own

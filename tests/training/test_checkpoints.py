@@ -202,6 +202,17 @@ def test_after_deleting_a_damaged_checkpoint_the_one_before_is_used(saved, reope
     assert reopen().latest_step() == 2
 
 
+def test_records_come_back_as_they_were(tmp_path):
+    records = {"history": [{"step": 1, "loss": 0.1 + 0.2}], "evaluations": [{"step": 1, "tau": -math.inf}]}
+    manager = bigram.checkpoints(tmp_path)
+    manager.save(state_at(1), records=records)
+    manager.save(state_at(2))
+    manager.close()
+    again = bigram.checkpoints(tmp_path)
+    assert again.records(1) == records and again.records(2) == {}
+    again.close()
+
+
 def test_saving_a_step_again_changes_nothing(saved, reopen):
     manager = reopen()
     manager.save(state_at(4, bigram.initial_params(99)), bigram.batches())

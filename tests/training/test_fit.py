@@ -46,6 +46,14 @@ class Counter(Progress):
             self.action()
 
 
+def same_batch(params, key, batch):
+    return batch
+
+
+def score(params):
+    yield "held_out/score", float(jnp.sum(params["table"]))
+
+
 @pytest.fixture(scope="module")
 def uninterrupted():
     return bigram.train()
@@ -56,7 +64,7 @@ def assert_same_run(resumed, whole):
         jax.tree.map(np.asarray, resumed.state.replace(key=jax.random.key_data(resumed.state.key))),
         jax.tree.map(np.asarray, whole.state.replace(key=jax.random.key_data(whole.state.key))),
     )
-    assert resumed.history == whole.history[resumed.resumed_at :]
+    assert resumed.history == whole.history
 
 
 def test_training_lowers_the_loss_and_leaves_the_initial_parameters_alone():
@@ -83,7 +91,7 @@ def test_resume_equals_no_interruption_bit_for_bit(stop, tmp_path, uninterrupted
     assert second.resumed_at == stop
     assert_same_run(second, uninterrupted)
     again = bigram.train(tmp_path)
-    assert again.resumed_at == 12 and again.history == []
+    assert again.resumed_at == 12
     progress = Counter()
     bigram.train(tmp_path, progress=progress)
     assert progress.count == 12
@@ -102,9 +110,17 @@ def test_a_crash_loses_at_most_one_interval(tmp_path, uninterrupted):
     with pytest.raises(RuntimeError, match="fire"):
         bigram.train(checkpoints=saved, prepare=prepare)
     saved.close()
-    resumed = bigram.train(tmp_path)
+    resumed = bigram.train(tmp_path, prepare=prepare)
     assert resumed.resumed_at == 6
     assert_same_run(resumed, uninterrupted)
+
+
+@pytest.mark.parametrize("prepare", [None, lambda params, key, batch: batch], ids=["none", "a function"])
+def test_another_way_to_prepare_batches_is_refused(prepare, tmp_path):
+    bigram.train(tmp_path, steps=2, prepare=same_batch)
+    with pytest.raises(ValueError, match="prepare was 'same_batch' when it was saved and is .* now"):
+        bigram.train(tmp_path, prepare=prepare)
+    assert bigram.train(tmp_path, prepare=same_batch).resumed_at == 2
 
 
 def test_one_trace_for_the_whole_run():
@@ -232,6 +248,55 @@ def test_signals_save_and_exit_and_the_handlers_come_back(number, error, tmp_pat
     resumed = bigram.train(tmp_path, schedule=schedule)
     assert resumed.resumed_at == 5
     assert_same_run(resumed, uninterrupted)
+
+
+@pytest.mark.parametrize("arrives", [3, 5, 6, 7, 11, 12])
+@pytest.mark.parametrize("number, error", [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_costs_no_evaluation(number, error, arrives, tmp_path):
+    """Also on the last step, after which there is nothing to resume; the evaluations are at steps 4, 8 and 12."""
+    schedule = Schedule(12, log_every=5, eval_every=4, save_every=100)
+    whole = bigram.train(schedule=schedule, evaluators=[score])
+    assert [record["step"] for record in whole.evaluations] == [4, 8, 12]
+    progress = Counter(arrives, lambda: os.kill(os.getpid(), number))
+    options = {"schedule": schedule, "evaluators": [score]}
+    runs = []
+    for stop in (progress, None):
+        saved = bigram.checkpoints(tmp_path, best="held_out/score")
+        try:
+            runs.append(bigram.train(checkpoints=saved, progress=stop, **options))
+        except error:
+            runs.append(None)
+        best_step = saved.best_step()
+        saved.close()
+    assert runs[0] is None and runs[1].resumed_at >= arrives
+    assert_same_run(runs[1], whole)
+    assert runs[1].evaluations == whole.evaluations
+    assert best_step == max(whole.evaluations, key=lambda record: record["held_out/score"])["step"]
+
+
+@pytest.mark.parametrize("killed", ["before the last save", "after the last save"])
+def test_a_kill_around_the_last_save_costs_no_record(killed, tmp_path):
+    """As SIGKILL would: nothing that the loop does after that moment happens."""
+    options = {"schedule": Schedule(12, log_every=5, eval_every=4, save_every=6), "evaluators": [score]}
+    whole = bigram.train(**options)
+    saved = bigram.checkpoints(tmp_path)
+    save = saved.save
+
+    def killed_save(state, *arguments):
+        if killed == "after the last save" or int(state.step) < 12:
+            save(state, *arguments)
+        if int(state.step) == 12:
+            raise RuntimeError("killed")
+
+    saved.save = killed_save
+    with pytest.raises(RuntimeError, match="killed"):
+        bigram.train(checkpoints=saved, **options)
+    saved.close()
+    for _ in range(2):  # the second finds nothing left to do
+        resumed = bigram.train(tmp_path, **options)
+        assert_same_run(resumed, whole)
+        assert resumed.evaluations == whole.evaluations
+    assert resumed.resumed_at == 12
 
 
 def run_child(code, directory):

@@ -1,8 +1,14 @@
+import json
+
 import jax
 import numpy as np
 import pytest
 
+from specjax.models.config import TransformerConfig
+from specjax.training.manifest import describe
 from specjax.training.mixture import Mixture
+from specjax.training.rollouts import Sampled
+from specjax.training.state import OptimizerConfig, create
 from tests.training import bigram
 
 
@@ -58,4 +64,49 @@ def test_a_resumed_run_mixes_as_one_that_was_not_killed(tmp_path):
     bigram.train(tmp_path, steps=5, prepare=mixture)
     resumed = bigram.train(tmp_path, prepare=mixture)
     assert resumed.resumed_at == 5
-    assert resumed.history == whole.history[5:]
+    assert resumed.history == whole.history
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"share": 0.6}, "prepare.source_1.share was 0.5 when it was saved and is 0.6 now"),
+        ({"temperature": 0.9}, "prepare.source_1.source.temperature was 1.0 .* is 0.9 now"),
+        ({"prompt_length": 3}, "prepare.source_1.source.prompt_length was 2 .* is 3 now"),
+        ({"params": "others"}, "prepare.source_1.source.params was "),
+        ({"width": 16}, r"prepare.source_1.source.config.d_\w+ was .* now"),
+        (None, "prepare was .* is None now"),
+    ],
+)
+def test_another_mixture_is_refused_naming_what_differs(change, message, tmp_path):
+    def mixture(share=0.5, width=8, params=None, prompt_length=2, temperature=1.0):
+        config = TransformerConfig(vocab_size=bigram.VOCAB, d_model=width, num_layers=1, num_heads=1)
+        params = {"table": np.ones(3) if params is None else np.zeros(3)}
+        return Mixture(((share, Sampled(config, params, prompt_length, temperature)), (0.1, mark(1))))
+
+    def about(prepare):
+        saved = bigram.checkpoints(tmp_path)
+        saved.describe(prepare=prepare)
+        return saved
+
+    state = create(OptimizerConfig(), bigram.initial_params(), jax.random.key(0))
+    saved = about(mixture())
+    saved.save(state)
+    saved.close()
+    saved = about(mixture())
+    saved.restore(state)
+    saved.close()
+    saved = about(None if change is None else mixture(**change))
+    with pytest.raises(ValueError, match=message) as error:
+        saved.restore(state)
+    assert "\n" not in str(error.value)
+    saved.close()
+
+
+def test_a_description_holds_no_arrays():
+    config = TransformerConfig(vocab_size=bigram.VOCAB, d_model=8, num_layers=1, num_heads=1)
+    sources = ((0.5, Sampled(config, {"table": np.ones((100, 100))}, 2)), (0.2, Sampled(config, None, 2)))
+    described = describe(Mixture(sources))
+    assert len(json.dumps(described)) < 5000
+    assert described["source_2"]["source"]["params"] is None
+    assert described["source_1"]["share"] == 0.5

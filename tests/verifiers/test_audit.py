@@ -215,6 +215,72 @@ class GreedyAcceptsAll(GreedyRule):
         return Verdict(n, chain_path(proposal), sampling.first_max(target_law(p, n)))
 
 
+@dataclasses.dataclass(frozen=True)
+class LossyGreedy(GreedyRule):
+    """Keeps every draft."""
+
+    name = "lossy_greedy"
+    lossless = False
+    path_shift: int = 0
+
+    def verify(self, p, proposal, noise):
+        n = leading_run(proposal.valid)
+        return Verdict(n, chain_path(proposal) + self.path_shift, sampling.first_max(target_law(p, n)))
+
+
+@dataclasses.dataclass(frozen=True)
+class LossyCoupled(CoupledRule):
+    """The target's own text, with token 0 in place of whatever it would add."""
+
+    name = "lossy_coupled"
+    lossless = False
+
+    def verify(self, p, proposal, noise):
+        verdict = super().verify(p, proposal, noise)
+        return verdict.replace(next_token=jnp.zeros_like(verdict.next_token))
+
+
+@dataclasses.dataclass(frozen=True)
+class LossyByTheSizeOfTheNoise(CoupledRule):
+    """Nothing but the noise of a real draw makes it lossy, so spikes cannot measure it."""
+
+    name = "lossy_by_the_size_of_the_noise"
+    lossless = False
+
+    def verify(self, p, proposal, noise):
+        verdict = super().verify(p, proposal, noise)
+        spiked = noise.gumbel(jnp.arange(1), p.shape[-1]).max((1, 2)) > 1e5
+        return verdict.replace(next_token=jnp.where(spiked, verdict.next_token, 0))
+
+
+@pytest.mark.parametrize("rule", [LossyGreedy(), LossyCoupled()], ids=lambda rule: rule.name)
+def test_a_lossy_rule_that_emits_other_texts_is_measured(rule):
+    report = audit(rule, worlds=SMALL)
+    assert report.passed and not report.exact and report.verdict == "lossy, measured", table([report])
+    assert report.worst.distance > 0.1
+    claims = dataclasses.make_dataclass("Claims", [], bases=(type(rule),), namespace={"lossless": True}, frozen=True)
+    assert not audit(claims(), worlds=SMALL).passed
+
+
+def test_the_distance_of_a_lossy_coupled_rule_is_that_of_its_law():
+    """Nothing drafted: the next token is 0 for sure, so the distance is the target's chance of another."""
+    report = audit(LossyCoupled(), worlds=((3, Topology.chain(0)),))
+    cases = sorted(make_cases(3, Topology.chain(0), 0), key=lambda case: not case.drawn)
+    assert [case.name for case in cases] == [case.name for case in report.cases]
+    for case, measured in zip(cases, report.cases, strict=True):
+        assert measured.distance == pytest.approx(1 - case.target[0].reshape(-1)[0], abs=1e-12)
+
+
+def test_a_lossy_rule_must_still_keep_to_the_contract():
+    report = audit(LossyGreedy(path_shift=7), worlds=SMALL)
+    assert report.verdict == "FAILED" and any("lead down from the root" in problem for problem in report.problems)
+
+
+def test_a_lossy_rule_that_spikes_cannot_measure_is_told_so():
+    report = audit(LossyByTheSizeOfTheNoise(), worlds=SMALL)
+    assert report.verdict == "FAILED" and any("its law is not measured" in problem for problem in report.problems)
+
+
 BROKEN = [
     CorrectionFromTarget, NotStrict, BlockNotStrict, BlockWithTokenResidual, BlockStopsAtFirstFailure, DroppedBonus,
     WrongNode, ParentLaw, Epsilon, HiddenEpsilon, AcceptsInvalid, LooksAtInvalid, MutatedTarget, NoFallback,

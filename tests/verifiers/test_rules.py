@@ -234,9 +234,7 @@ def test_first_token_of_a_round_through_real_noise(name):
     source = noise(rule, rows, seed=9)
     draws = source.draft(2)
     laws = [jnp.tile(law, (rows, 1)) for law in q]
-    tokens = jnp.stack(
-        [sampling.draw(laws[d], jax.tree.map(lambda x, d=d: x[d], draws)) for d in range(2)], 1
-    )
+    tokens = jnp.stack([sampling.draw(laws[d], jax.tree.map(lambda x, d=d: x[d], draws)) for d in range(2)], 1)
     proposal = chain(tokens, jnp.stack(laws, 1))
     verdict = jax.jit(rule.verify)(jnp.tile(p, (rows, 1, 1)), proposal, source)
     first = np.where(verdict.num_accepted > 0, tokens[:, 0], verdict.next_token)
