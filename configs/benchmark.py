@@ -12,13 +12,13 @@ def get_config() -> ConfigDict:
     config.seed = 3
     config.models = "runs/quickstart"  # the workdir of a training run
     config.drafter = "distilled"
-    config.prompts = 6
+    config.prompts = 4
     config.prompt_length = 32
-    config.new_tokens = 128
+    config.new_tokens = 96
     config.batches = (1, 4, 16)
     config.widths = (1, 2, 4, 8, 16, 32)
-    config.draft_lengths = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
-    config.repeats = 7
+    config.draft_lengths = (1, 2, 4, 6, 8, 10, 12, 16)
+    config.repeats = 5
     config.loop_repeats = 25
     config.turns = 20
     return config

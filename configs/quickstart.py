@@ -22,7 +22,7 @@ def get_config() -> ConfigDict:
 
     config.drafters = ("corpus", "distilled")
     config.drafter = ConfigDict(dict(num_layers=1, d_model=192, num_heads=3, num_kv_heads=1, d_ff=768, **_model()))
-    config.drafter_training = _training(steps=1300, learning_rate=2e-3)
+    config.drafter_training = _training(steps=1200, learning_rate=2e-3)
     config.drafter_training.eval_prompts = 8
     config.drafter_training.eval_new_tokens = 64
     # Shares of the steps trained on texts that the target or the drafter itself wrote, the rest on the corpus.

@@ -1,7 +1,7 @@
 """Where a step's texts come from: the corpus, the target's own samples, or the drafter's (on-policy).
 
 DistillSpec (arXiv 2310.08461) and GKD (arXiv 2306.13649) train a share λ of the steps on texts that the drafter wrote
-itself, where its mistakes are. Whole steps are mixed, not rows: one batch shape, one compiled sampler at full batch.
+itself, where its mistakes are. Whole steps are mixed, not rows: the sampler always runs at one full batch.
 """
 
 import dataclasses

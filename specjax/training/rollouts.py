@@ -131,10 +131,13 @@ class Sampled:
     With the target as writer these are the texts that will really be decoded; with the drafter (on-policy) they are
     those where its own mistakes lead. Only the continuation counts in the loss.
 
+    A corpus row is cut into as many prompts as it holds, so a sampled batch has `width // prompt_length` times the rows:
+    writing eight texts at once takes hardly longer than writing two.
+
     Attributes:
         config: the writer's architecture.
         params: the writer's parameters, or None to write with those being trained.
-        prompt_length: tokens of each corpus row that are kept as the prompt.
+        prompt_length: tokens of a prompt.
         temperature: of the writer.
     """
 
@@ -158,14 +161,16 @@ class Sampled:
         width = tokens.shape[1]
         if not 1 <= self.prompt_length < width:
             raise ValueError(f"prompt_length must be from 1 to {width - 1}, the window; got {self.prompt_length}")
+        per_row = width // self.prompt_length
+        prompts = tokens[:, : per_row * self.prompt_length].reshape(-1, self.prompt_length)
         writer = LanguageModel(self.config, params if self.params is None else self.params)
         written = generate(
             writer,
-            list(tokens[:, : self.prompt_length]),
+            list(prompts),
             max_new_tokens=width - self.prompt_length,
             sampling=Sampling.of(self.temperature),
             seed=int(jax.random.bits(key, dtype=jnp.uint32)),
         )
-        tokens = np.concatenate([tokens[:, : self.prompt_length], np.stack(written.tokens)], 1)
+        tokens = np.concatenate([prompts, np.stack(written.tokens)], 1)
         mask = np.broadcast_to(np.arange(width) >= self.prompt_length, tokens.shape)
         return {"tokens": tokens, "mask": mask}

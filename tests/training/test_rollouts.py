@@ -75,8 +75,8 @@ def test_sampled_batches_keep_the_prompt_and_mask_it(target, drafter, writer):
     corpus = batch()
     key = jax.random.key(7)
     sampled = source(drafter.params, key, corpus)
-    assert sampled["tokens"].shape == corpus["tokens"].shape
-    np.testing.assert_array_equal(sampled["tokens"][:, :5], corpus["tokens"][:, :5])
+    assert sampled["tokens"].shape == (8, 13)  # two prompts of 5 fit into each of the four rows of 13
+    np.testing.assert_array_equal(sampled["tokens"][:, :5].reshape(4, 10), corpus["tokens"][:, :10])
     assert not sampled["mask"][:, :5].any() and sampled["mask"][:, 5:].all()
     np.testing.assert_array_equal(source(drafter.params, key, corpus)["tokens"], sampled["tokens"])
     other = source(drafter.params, jax.random.key(8), corpus)["tokens"]
@@ -85,7 +85,8 @@ def test_sampled_batches_keep_the_prompt_and_mask_it(target, drafter, writer):
 
 def test_greedy_samples_are_the_writers_own_text(target, drafter):
     sampled = Sampled(TARGET, target.params, prompt_length=4, temperature=0.0)(None, jax.random.key(0), batch())
-    plain = generate(target, list(batch()["tokens"][:, :4]), max_new_tokens=9, sampling=Sampling.of(0.0))
+    prompts = list(batch()["tokens"][:, :12].reshape(12, 4))
+    plain = generate(target, prompts, max_new_tokens=9, sampling=Sampling.of(0.0))
     np.testing.assert_array_equal(sampled["tokens"][:, 4:], np.stack(plain.tokens))
 
 
