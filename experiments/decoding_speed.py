@@ -239,7 +239,7 @@ def gap_where_texts_part(
     differ = np.flatnonzero(tokens != other)
     if not differ.size:
         return None
-    text = np.concatenate([prompt, tokens[: differ[0]]])[None].astype(np.int32)
+    text = jnp.asarray(np.concatenate([prompt, tokens[: differ[0]]])[None], jnp.int32)
     scores = target(text)[0][:, -1]
     if row_key is not None:
         noise = Noise(row_key[None], jnp.array([text.shape[1]]), Stream.POSITION)

@@ -116,7 +116,8 @@ def width_curve(
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(ScalarFormatter())
     low, high = axes.get_ylim()
-    steps = [m * 10.0**e for e in range(-4, 6) for m in ((1, 2, 5) if high / low < 300 else (1,))]
+    leading = (1, 2, 3, 4, 5, 6, 8) if high / low < 10 else (1, 2, 5) if high / low < 300 else (1,)
+    steps = [m * 10.0**e for e in range(-4, 6) for m in leading]
     axes.yaxis.set_major_locator(FixedLocator([step for step in steps if low <= step <= high]))
     axes.yaxis.set_major_formatter(_plain_numbers)
     axes.yaxis.set_minor_locator(NullLocator())

@@ -131,7 +131,7 @@ class Sampled:
     With the target as writer these are the texts that will really be decoded; with the drafter (on-policy) they are
     those where its own mistakes lead. Only the continuation counts in the loss.
 
-    A corpus row is cut into as many prompts as it holds, so a sampled batch has `width // prompt_length` times the rows:
+    A corpus row is cut into all the prompts it holds, so a sampled batch has `width // prompt_length` times the rows:
     writing eight texts at once takes hardly longer than writing two.
 
     Attributes:

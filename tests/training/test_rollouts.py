@@ -1,6 +1,7 @@
 """Held-out decoding and sampled training texts: they say what really happens, and they are reproducible."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -54,7 +55,7 @@ def test_held_out_loss_weighs_batches_by_their_tokens(target):
     full["mask"] = np.ones((4, 13), bool)
     values = dict(HeldOutLoss(NextToken(TARGET), [full, half], bits_per_nat=2.0)(target.params))
 
-    logits = np.asarray(target(full["tokens"][:, :-1])[0], np.float64)
+    logits = np.asarray(target(jnp.asarray(full["tokens"][:, :-1]))[0], np.float64)
     log_law = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     losses = -np.take_along_axis(log_law, full["tokens"][:, 1:, None], -1)[..., 0]
     counted = np.concatenate([losses[full["mask"][:, 1:]], losses[half["mask"][:, 1:]]])
