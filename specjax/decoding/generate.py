@@ -131,7 +131,7 @@ class Run:
         """Check everything, then prefill. Arguments are those of `generate`."""
         drafter = Empty() if drafter is None else drafter
         if verifier is None:
-            verifier = "coupled" if isinstance(drafter, Empty) else "token"
+            verifier = "coupled" if drafter == Empty() else "token"
         if isinstance(verifier, str):
             if verifier not in VERIFIERS:
                 raise ValueError(f"unknown verifier {verifier!r}; known are {', '.join(VERIFIERS)}")

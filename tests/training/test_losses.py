@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from specjax.training import losses
@@ -35,6 +35,8 @@ def test_zero_for_equal_laws_and_positive_for_different_ones(name, seed, scale):
     value, gradient = value_and_gradient(name, p, p)
     assert abs(value) < 1e-6
     np.testing.assert_allclose(gradient, 0, atol=1e-5)
+    # At scale 30 two laws may both be one-hot at the same token: then they are equal in float32.
+    assume(DIVERGENCES["total_variation"](losses.log_law(p), losses.log_law(q)) > 1e-3)
     value, gradient = value_and_gradient(name, p, q)
     assert value > 1e-6
     assert np.abs(gradient).max() > 0
