@@ -5,7 +5,7 @@ import json
 import pytest
 
 from configs import benchmark as benchmark_config
-from configs import longer, quickstart
+from configs import quickstart
 from experiments import benchmark, distillation
 from specjax.report.results import ROW_KEYS
 
@@ -88,9 +88,3 @@ def test_a_benchmark_without_models_says_what_to_do(tmp_path):
     config.models = str(tmp_path)
     with pytest.raises(ValueError, match="holds no finished stage 'text'; train first: python launch.py"):
         benchmark.run(config, tmp_path)
-
-
-def test_the_longer_config_differs_in_effort_only():
-    short, long = quickstart.get_config(), longer.get_config()
-    assert short.target == long.target and short.drafter == long.drafter and short.decoding == long.decoding
-    assert long.target_training.steps > short.target_training.steps
