@@ -1,6 +1,7 @@
 """Where the time of decoding goes: width and batch, draft steps, the loop itself; and which draft length is best."""
 
 import functools
+import json
 import pathlib
 
 import jax
@@ -10,8 +11,9 @@ from ml_collections import ConfigDict
 
 from experiments import decoding_speed as speed
 from experiments.decoding_speed import Setting
-from experiments.trained_pair import held_out_token_prompts
+from experiments.trained_pair import load_text
 from specjax.decoding.generate import Run, decode
+from specjax.decoding.state import State
 from specjax.drafters import Empty
 from specjax.events import Progress
 from specjax.keys import Source
@@ -53,7 +55,8 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict:
             )
     target = load_model(stages / "target" / "model")
     drafter = load_model(stages / f"drafter_{config.drafter}" / "model")
-    prompts = held_out_token_prompts(stages / "text", config.prompts, config.prompt_length, config.seed)
+    text = load_text(stages / "text", json.loads((stages / "text" / "result.json").read_text())["result"])
+    prompts = text.prompts(config.prompts, config.prompt_length, config.seed)
     peak = measure_peak_flops()
 
     widths = width_curve(config, target, prompts)
@@ -119,7 +122,7 @@ def minimal_loop(config: ConfigDict, target: LanguageModel, prompt) -> list[dict
         thunks = {
             "loop": lambda: decode(run.decoder, run.inputs, fresh(), np.int32(10**6)).tokens,  # noqa: B023
             "minimal": functools.partial(
-                minimal_decode, target.config, sampling.greedy, target.params, run.state.tokens, *_positions(run)
+                minimal_decode, target.config, sampling.greedy, target.params, run.state
             ),
         }
         seconds = timing.interleave(thunks, config.loop_repeats, warmup=2)
@@ -134,12 +137,8 @@ def minimal_loop(config: ConfigDict, target: LanguageModel, prompt) -> list[dict
     return records
 
 
-def _positions(run: Run):
-    return run.state.target_cache, run.state.length, run.state.limit, run.state.row_keys
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def minimal_decode(config: TransformerConfig, greedy: bool, params, tokens, cache, length, limit, keys):
+def minimal_decode(config: TransformerConfig, greedy: bool, params, start: State):
     """Target-only decoding of one row with nothing but the model, a draw and the token buffer."""
 
     def body(carry):
@@ -148,12 +147,12 @@ def minimal_decode(config: TransformerConfig, greedy: bool, params, tokens, cach
         if greedy:
             token = first_max(logits[:, 0])
         else:
-            uniform = jax.random.uniform(jax.random.fold_in(keys[0], length[0]))[None]
+            uniform = jax.random.uniform(jax.random.fold_in(start.row_keys[0], length[0]))[None]
             token = draw(jax.nn.softmax(logits[:, 0]), Source(uniform=uniform))
         return jax.lax.dynamic_update_slice(tokens, token[:, None], (0, length[0])), cache, length + 1, token
 
-    pending = jnp.take_along_axis(tokens, length[:, None] - 1, 1)[:, 0]
-    return jax.lax.while_loop(lambda carry: jnp.any(carry[2] < limit), body, (tokens, cache, length, pending))[0]
+    carry = start.tokens, start.target_cache, start.length, start.pending
+    return jax.lax.while_loop(lambda carry: jnp.any(carry[2] < start.limit), body, carry)[0]
 
 
 def draft_lengths(config: ConfigDict, target: LanguageModel, drafter: LanguageModel, prompts) -> list[dict]:

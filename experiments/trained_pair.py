@@ -79,15 +79,7 @@ def prepare_text(config: ConfigDict, stages: Stages) -> Text:
             "bytes_per_token": train.bytes_per_token,
         }
 
-    def load(folder, result):
-        arrays = np.load(folder / "tokens.npz")
-        return Text(
-            load_tokenizer(folder / "tokenizer.json"),
-            TokenizedText(arrays["train"], result["train_bytes"]),
-            TokenizedText(arrays["held_out"], result["held_out_bytes"]),
-        )
-
-    return stages.run("text", settings | {"corpus_hash": corpus.hash}, run, load)
+    return stages.run("text", settings | {"corpus_hash": corpus.hash}, run, load_text)
 
 
 def _source(corpus: ConfigDict):
@@ -102,11 +94,14 @@ def _source(corpus: ConfigDict):
     return SOURCES[corpus.kind](**{name: corpus[name] for name in fields if corpus[name]})
 
 
-def held_out_token_prompts(folder: pathlib.Path, num: int, length: int, seed: int) -> list[np.ndarray]:
-    """Held-out prompts from the text stage of a finished run."""
-    tokens = np.load(folder / "tokens.npz")["held_out"]
-    end = load_tokenizer(folder / "tokenizer.json").end_of_text
-    return held_out_prompts(tokens, num, length, length, seed, end_of_text=end)
+def load_text(folder: pathlib.Path, result: Mapping[str, Any]) -> Text:
+    """What the finished stage "text" left in its folder; `result` is what it returned."""
+    arrays = np.load(folder / "tokens.npz")
+    return Text(
+        load_tokenizer(folder / "tokenizer.json"),
+        TokenizedText(arrays["train"], result["train_bytes"]),
+        TokenizedText(arrays["held_out"], result["held_out_bytes"]),
+    )
 
 
 def train_target(config: ConfigDict, stages: Stages, text: Text) -> tuple[LanguageModel, dict]:
