@@ -6,12 +6,13 @@ import numpy as np
 
 from specjax import theory
 from specjax.keys import Noise, Stream, row_keys
-from specjax.protocol import Proposal, Topology
+from specjax.protocol import Proposal
 from specjax.report import plots
 from specjax.report.environment import environment
 from specjax.report.results import check_between
 from specjax.report.tables import text_table
 from specjax.report.writer import write_report
+from specjax.topology import Topology
 from specjax.verifiers.token import TokenRule
 
 STANDARD_ERRORS = 4.5  # two-sided false alarm 7e-6 for each measured rate

@@ -67,6 +67,24 @@ class Noise:
             return Source(uniform=jax.vmap(lambda d: self._round_uniform(d, Role.DRAFT))(depths))
         return Source(key=jax.vmap(self._position_key)(self.length + depths[:, None] - 1))
 
+    def draft_children(self, depth: int, num_parents: int, num_children: int, replace: bool = True) -> Source:
+        """Sources for the children at one depth of M parents, fields [B, M, k].
+
+        Round stream: independent uniforms, the first of them that of `draft`. Position stream: what decides is the
+        position's one noise vector, the same under every parent; with replacement only the first child takes it and
+        the others take noise of their own, without replacement all take it (the Gumbel top-k).
+        """
+        shape = (self.length.shape[0], num_parents, num_children)
+        if self.stream is Stream.ROUND:
+            number = jnp.arange(num_parents * num_children)
+            uniform = jax.vmap(lambda n: self._round_uniform(depth, Role.DRAFT, n), out_axes=1)(number)
+            return Source(uniform=uniform.reshape(shape))
+        keys = self._position_key(self.length + depth - 1)
+        ranks = jnp.arange(num_children if replace else 1)
+        own = jax.vmap(lambda key: jax.vmap(lambda j: jax.random.fold_in(key, j))(ranks))(keys)
+        children = jnp.where(ranks == 0, keys[:, None], own)
+        return Source(key=jnp.broadcast_to(children[:, None], shape))
+
     def accept(self, num_nodes: int) -> Float[Array, "B N"]:
         """One fresh uniform in [0, 1) per node (round stream)."""
         nodes = jnp.arange(1, num_nodes + 1)
@@ -81,10 +99,11 @@ class Noise:
         keys = jax.vmap(self._position_key, out_axes=1)(self.length + depths[:, None])
         return jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, (vocab_size,))))(keys)
 
-    def _round_uniform(self, depth, role):
+    def _round_uniform(self, depth, role, number=0):
         def one(key, length):
             key = jax.random.fold_in(jax.random.fold_in(key, ROUND), length)
-            return jax.random.uniform(jax.random.fold_in(jax.random.fold_in(key, depth), role))
+            key = jax.random.fold_in(jax.random.fold_in(key, depth), role)
+            return jax.random.uniform(jnp.where(number == 0, key, jax.random.fold_in(key, number)))
 
         return jax.vmap(one)(self.row_keys, self.length)
 

@@ -11,8 +11,6 @@ Node i > 0 is therefore judged by p at its parent. Node numbers count the root a
 (`tokens`, `law`, `valid`) leave the root out.
 """
 
-import dataclasses
-import functools
 from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
@@ -22,58 +20,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.keys import Noise, Stream
 from specjax.sampling import Sampling
+from specjax.topology import AnyTopology, ancestors_of
 
 # How the children of one node came about. A verifier lists the kinds it is lossless for.
 IID, WITHOUT_REPLACEMENT, FIXED = "iid", "without_replacement", "fixed"
-
-
-@dataclasses.dataclass(frozen=True)
-class Topology:
-    """The shape of a proposal: `parents[i]` is the parent of node i + 1, with 0 for the root. Static and hashable.
-
-    Parents come before their children. A chain is the topology whose every node hangs on the one before it.
-    """
-
-    parents: tuple[int, ...]
-
-    def __post_init__(self):
-        for node, parent in enumerate(self.parents, start=1):
-            if not 0 <= parent < node:
-                raise ValueError(
-                    f"node {node} has parent {parent}; a parent must come before its child (0 is the root)"
-                )
-
-    @classmethod
-    def chain(cls, length: int) -> "Topology":
-        return cls(tuple(range(length)))
-
-    @property
-    def num_nodes(self) -> int:
-        return len(self.parents)
-
-    @property
-    def is_chain(self) -> bool:
-        return self.parents == tuple(range(self.num_nodes))
-
-    @functools.cached_property
-    def depths(self) -> np.ndarray:
-        """Depth of all N + 1 nodes, the root's being 0."""
-        depths = np.zeros(self.num_nodes + 1, np.int32)
-        for node, parent in enumerate(self.parents, start=1):
-            depths[node] = depths[parent] + 1
-        return depths
-
-    @property
-    def max_depth(self) -> int:
-        return int(self.depths.max())
-
-    @functools.cached_property
-    def ancestors(self) -> np.ndarray:
-        """[N + 1, N + 1] booleans: whether column j is node i itself or an ancestor of it: the attention mask."""
-        mask = np.eye(self.num_nodes + 1, dtype=bool)
-        for node, parent in enumerate(self.parents, start=1):
-            mask[node] |= mask[parent]
-        return mask
 
 
 @struct.dataclass
@@ -86,14 +36,44 @@ class Proposal:
         valid: [B, N] nodes that may be accepted. An invalid node has no valid descendant; its token and law are never
             looked at.
         topology: static shape.
-        siblings: static; how the children of a node relate (`iid`, `without_replacement` or `fixed`).
+        siblings: static; how the children of a node relate: drawn independently from one law (`iid`), each from the law
+            that is left after removing its earlier siblings, renormalised (`without_replacement`), or chosen and to be
+            tried in order (`fixed`; law None).
+        parents: [B, N] parent of each node, where the topology is dynamic; a parent comes before its children.
+        hidden: [B, N + 1, D] outputs of the target's first `first_layer` layers at the root and every node, if the
+            drafter ran them (on the target's cache); the target's forward goes on from there.
+        first_layer: static; the layer at which the target's forward begins, 0 for the embedding.
     """
 
     tokens: Int[Array, "B N"]
     law: Float[Array, "B N V"] | None
     valid: Bool[Array, "B N"]
-    topology: Topology = struct.field(pytree_node=False)
+    topology: AnyTopology = struct.field(pytree_node=False)
     siblings: str = struct.field(pytree_node=False, default=IID)
+    parents: Int[Array, "B N"] | None = None
+    hidden: Float[Array, "B M D"] | None = None
+    first_layer: int = struct.field(pytree_node=False, default=0)
+
+    @property
+    def node_parents(self) -> Int[Array, "#B N"] | np.ndarray:
+        """[1 or B, N] parents; numpy, with one row for all, where the topology is static."""
+        if self.topology.is_static:
+            return np.asarray(self.topology.parents, np.int32)[None]
+        return self.parents
+
+    @property
+    def node_ancestors(self) -> Bool[Array, "#B M M"] | np.ndarray:
+        """[1 or B, N + 1, N + 1] `Topology.ancestors`, likewise."""
+        if self.topology.is_static:
+            return self.topology.ancestors[None]
+        return ancestors_of(self.parents, self.topology.num_nodes)
+
+    @property
+    def node_depths(self) -> Int[Array, "#B M"] | np.ndarray:
+        """[1 or B, N + 1] depths, likewise."""
+        if self.topology.is_static:
+            return self.topology.depths[None]
+        return jnp.sum(self.node_ancestors, -1, dtype=jnp.int32) - 1
 
 
 @struct.dataclass
@@ -143,11 +123,15 @@ class Committed:
         tokens: [B, D + 1] the accepted path's tokens and the next token, padded.
         features: [B, D + 1, F] the target features of the root and the accepted path (those that emitted `tokens`).
         count: [B] how many of them were emitted; 0 for a finished row.
+        nodes: [B, D + 1] numbers of the nodes behind which `tokens` were emitted: 0, then the accepted path.
+        passengers: [B, P] the target's most probable token behind each passenger, or None without passengers.
     """
 
     tokens: Int[Array, "B D1"]
     features: Any
     count: Int[Array, "B"]
+    nodes: Int[Array, "B D1"]
+    passengers: Int[Array, "B P"] | None = None
 
 
 @runtime_checkable
@@ -156,19 +140,26 @@ class Drafter(Protocol):
 
     Attributes:
         draft_length: γ, the depth of one proposal; 0 proposes nothing.
-        topology: static shape of every proposal.
+        topology: shape of every proposal, with that depth.
         siblings: how the children of a node come about.
         feature_layers: target layers whose outputs the drafter wants (layer i's output is i; 0 is the embedding).
         context_length: longest text it can follow, or None when it has no limit.
         vocab_size: ids it may propose, or None when it has no vocabulary of its own.
+        target: config of the only target it can draft for, because it uses that target's layers, features or head; None
+            when any target will do.
+        widths: static widths in which a verify may run, in tokens and rising; the last is N + 1. A round takes the
+            first one that holds the deepest valid node of the live rows. More than one pays only for a drafter that
+            often proposes less than N nodes.
     """
 
     draft_length: int
-    topology: Topology
+    topology: AnyTopology
     siblings: str
     feature_layers: tuple[int, ...]
     context_length: int | None
     vocab_size: int | None
+    target: Any
+    widths: tuple[int, ...]
 
     def check_params(self, params) -> None:
         """Raises ValueError, before anything is compiled, when the parameters do not fit."""
@@ -207,11 +198,14 @@ class Verifier(Protocol):
         """The verdict for target laws p of the root and the N nodes (M = N + 1)."""
 
 
-def node_laws(p: Float[Array, "B M V"], topology: Topology) -> Float[Array, "B N V"]:
+def node_laws(p: Float[Array, "B M V"], proposal: Proposal) -> Float[Array, "B N V"]:
     """The target's law at each proposed node's parent: what that node's token is judged by."""
+    topology = proposal.topology
     if topology.is_chain:
         return p[:, :-1]
-    return p[:, np.asarray(topology.parents)]
+    if topology.is_static:
+        return p[:, np.asarray(topology.parents, np.int32)]
+    return jnp.take_along_axis(p, proposal.parents[..., None], 1)
 
 
 def token_probabilities(law: Float[Array, "B N V"], tokens: Int[Array, "B N"]) -> Float[Array, "B N"]:

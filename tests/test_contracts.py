@@ -15,10 +15,11 @@ EXPERIMENTS = sorted(file for file in (ROOT / "experiments").glob("*.py") if fil
 
 # What a room may import of the others; any room may import from itself. Arrows run down only, and data, weights,
 # events and peak_flops stand beside: whoever trains or reports may use them, they know nothing of decoding.
-LAWS = {"theory", "keys", "sampling"}
+LAWS = {"theory", "keys", "sampling", "topology"}
 JUDGED = LAWS | {"protocol", "models"}
 MAY_IMPORT = {
     "theory": set(),
+    "topology": set(),
     "keys": {"theory", "sampling"},
     "sampling": {"theory", "keys"},
     "protocol": LAWS,

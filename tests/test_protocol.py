@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specjax.drafters import DRAFTERS, Empty, Independent
-from specjax.models import TransformerConfig
-from specjax.protocol import Drafter, Topology, node_laws, token_probabilities
+from specjax.protocol import Proposal, node_laws, token_probabilities
+from specjax.topology import DynamicTopology, Topology
 
 PARENTS = st.integers(0, 8).flatmap(lambda n: st.tuples(*(st.integers(0, i) for i in range(n))))
 
@@ -51,19 +50,18 @@ def test_a_parent_comes_before_its_child(parents):
 def test_a_node_is_judged_by_its_parents_law(parents, seed):
     rng = np.random.default_rng(seed)
     p = rng.random((2, len(parents) + 1, 5)).astype(np.float32)
-    laws = node_laws(jnp.asarray(p), Topology(parents))
     tokens = rng.integers(5, size=(2, len(parents)))
+    proposal = Proposal(jnp.asarray(tokens), None, jnp.ones(tokens.shape, bool), Topology(parents))
+    dynamic = proposal.replace(
+        topology=DynamicTopology(len(parents), len(parents)), parents=jnp.broadcast_to(jnp.array(parents), tokens.shape)
+    )
+    laws = node_laws(jnp.asarray(p), proposal)
+    np.testing.assert_array_equal(laws, node_laws(jnp.asarray(p), dynamic))
+    for name in ("node_parents", "node_depths", "node_ancestors"):
+        static = getattr(proposal, name)
+        np.testing.assert_array_equal(np.broadcast_to(static, (2, *static.shape[1:])), getattr(dynamic, name))
     chosen = token_probabilities(laws, jnp.asarray(tokens))
     for row in range(2):
         for i, parent in enumerate(parents):
             np.testing.assert_array_equal(laws[row, i], p[row, parent])
             assert chosen[row, i] == p[row, parent, tokens[row, i]]
-
-
-def test_every_drafter_satisfies_the_protocol():
-    model = TransformerConfig(vocab_size=5, d_model=8, num_layers=1, num_heads=2)
-    made = {"empty": Empty(), "independent": Independent(model, 3)}
-    assert made.keys() == DRAFTERS.keys()
-    for name, drafter in made.items():
-        assert isinstance(drafter, Drafter) and type(drafter) is DRAFTERS[name]
-        assert hash(drafter) is not None and drafter.topology.max_depth == drafter.draft_length

@@ -5,18 +5,18 @@ import jax.numpy as jnp
 import jaxtyping
 import pytest
 
-from specjax import protocol
+from specjax import protocol, topology
 
 
 @pytest.fixture
 def proposal():
     tokens = jnp.zeros((2, 3), jnp.int32)
-    return protocol.Proposal(tokens, None, jnp.ones((2, 3), bool), protocol.Topology.chain(3))
+    return protocol.Proposal(tokens, None, jnp.ones((2, 3), bool), topology.Topology.chain(3))
 
 
-def test_wrong_shape_is_refused():
+def test_wrong_shape_is_refused(proposal):
     with pytest.raises(jaxtyping.TypeCheckError):
-        protocol.node_laws(jnp.zeros((2, 3)), protocol.Topology.chain(3))
+        protocol.node_laws(jnp.zeros((2, 3)), proposal)
 
 
 def test_disagreeing_axes_are_refused():

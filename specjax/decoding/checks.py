@@ -1,10 +1,12 @@
 """Everything that can be wrong with a call, found before anything is compiled."""
 
+import dataclasses
+
 import numpy as np
 
 from specjax.decoding.state import Decoder
 from specjax.models import LanguageModel
-from specjax.protocol import Drafter, Verifier
+from specjax.protocol import FIXED, Drafter, Verifier
 from specjax.sampling import Sampling
 
 
@@ -60,20 +62,33 @@ def as_stop_ids(stop_ids, vocab_size: int) -> np.ndarray:
 
 
 def check_pair(
-    target: LanguageModel, drafter: Drafter, drafter_params, verifier: Verifier, sampling: Sampling
+    target: LanguageModel,
+    drafter: Drafter,
+    drafter_params,
+    verifier: Verifier,
+    sampling: Sampling,
+    draft_sampling: Sampling,
 ) -> Decoder:
     """Check that models and rule belong together; returns the static description of the run."""
+    chain = drafter.topology.is_chain
+    siblings = FIXED if draft_sampling.greedy and not chain else drafter.siblings
     if drafter.vocab_size not in (None, target.config.vocab_size):
         raise ValueError(
             f"the drafter's vocabulary has {drafter.vocab_size} tokens and the target's {target.config.vocab_size}; "
             "both must use the same tokenizer"
         )
-    if drafter.siblings not in verifier.siblings:
+    if drafter.target not in (None, target.config):
+        raise ValueError(
+            f"this {type(drafter).__name__} drafter was made for another target: "
+            f"{_difference(drafter.target, target.config)}"
+        )
+    if siblings not in verifier.siblings:
+        at_zero = " at temperature 0" if siblings != drafter.siblings else ""
         raise ValueError(
             f"verifier {verifier.name!r} takes siblings {sorted(verifier.siblings)}; "
-            f"this drafter proposes {drafter.siblings!r}"
+            f"this drafter proposes {siblings!r}{at_zero}"
         )
-    if not verifier.trees and not drafter.topology.is_chain:
+    if not verifier.trees and not chain:
         raise ValueError(f"verifier {verifier.name!r} takes chains only; this drafter proposes a tree")
     if verifier.greedy_only and not sampling.greedy:
         raise ValueError(
@@ -95,3 +110,9 @@ def check_context(decoder: Decoder, lengths: np.ndarray, limits: np.ndarray) -> 
                 f"row {row}: {lengths[row]} prompt tokens + {limits[row]} new tokens exceed the {role}'s context of "
                 f"{context}; shorten the prompt or lower max_new_tokens to {max(int(context - lengths[row]), 0)}"
             )
+
+
+def _difference(one, other) -> str:
+    """The first field in which two configs differ."""
+    names = [field.name for field in dataclasses.fields(one) if getattr(one, field.name) != getattr(other, field.name)]
+    return f"its {names[0]} is {getattr(one, names[0])!r}, here it is {getattr(other, names[0])!r}"

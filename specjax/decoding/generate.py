@@ -145,7 +145,7 @@ class Run:
         batch, lengths = len(prompts), np.array([len(p) for p in prompts], np.int32)
         sampling, draft_sampling = sampling.per_row(batch), draft_sampling.per_row(batch)
         limits = as_limits(max_new_tokens, batch)
-        decoder = check_pair(target, drafter, drafter_params, verifier, sampling)
+        decoder = check_pair(target, drafter, drafter_params, verifier, sampling, draft_sampling)
         check_context(decoder, lengths, limits)
         width, buffer_length = bucket_shapes(decoder, lengths, limits, buffer_length)
         inputs = Inputs(

@@ -6,11 +6,12 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from specjax.decoding.accounting import judged, log_probabilities
+from specjax.decoding.forward import target_forward_in_widths
 from specjax.decoding.state import Counts, Decoder, Finish, Origin, State
 from specjax.keys import Noise
-from specjax.models.transformer import apply
-from specjax.protocol import Committed, Context, Proposal, Verdict, node_laws, token_probabilities
-from specjax.sampling import Sampling
+from specjax.protocol import Committed, Context, Proposal, Verdict
+from specjax.sampling import Sampling, first_max
 
 
 @struct.dataclass
@@ -38,18 +39,14 @@ def decode_round(decoder: Decoder, inputs: Inputs, state: State) -> State:
     )
     proposal = mask_proposal(proposal, state, inputs.stop_ids)
 
-    topology = proposal.topology
-    nodes = jnp.concatenate([state.pending[:, None], proposal.tokens], 1)
-    tree = {}
-    if not topology.is_chain:
-        tree = dict(positions=state.length[:, None] - 1 + topology.depths, mask=jnp.asarray(topology.ancestors))
-    logits, cache, features = apply(
+    logits, cache, features = target_forward_in_widths(
         decoder.target,
         inputs.target_params,
-        nodes,
+        state.pending,
+        proposal,
         cache.rollback(state.length - 1),
-        feature_layers=decoder.drafter.feature_layers,
-        **tree,
+        decoder.drafter.feature_layers,
+        decoder.drafter.widths,
     )
     p = inputs.sampling.law(logits)
     verdict = decoder.verifier.verify(p, proposal, noise)
@@ -69,16 +66,19 @@ def drafting_context(decoder: Decoder, inputs: Inputs, state: State) -> Context:
 
 
 def mask_proposal(proposal: Proposal, state: State, stop_ids: Int[Array, "S"]) -> Proposal:
-    """Invalidate nodes of finished rows, nodes past the row's limit, and nodes behind a stop token.
+    """Invalidate passengers, nodes of finished rows, nodes past the row's limit, nodes behind a stop token, and
+    whatever hangs on an invalid node.
 
     A round emits one token more than it accepts, so a node may be at most `remaining - 1` deep. The limit lies within
     both models' contexts, hence so does every valid node.
     """
     topology = proposal.topology
-    above = topology.ancestors[1:, 1:] & ~np.eye(topology.num_nodes, dtype=bool)
+    above = proposal.node_ancestors[:, 1:, 1:] & ~np.eye(topology.num_nodes, dtype=bool)
     stopped = jnp.any(is_stop(proposal.tokens, stop_ids)[:, None] & above, -1)
-    in_reach = topology.depths[1:] <= (state.limit - state.length - 1)[:, None]
-    return proposal.replace(valid=proposal.valid & state.live[:, None] & in_reach & ~stopped)
+    in_reach = proposal.node_depths[:, 1:] <= (state.limit - state.length - 1)[:, None]
+    candidate = np.arange(topology.num_nodes) < topology.num_nodes - topology.passengers
+    valid = proposal.valid & candidate & state.live[:, None] & in_reach & ~stopped
+    return proposal.replace(valid=valid & ~jnp.any(~valid[:, None] & above, -1))
 
 
 def is_stop(tokens: Int[Array, "*n"], stop_ids: Int[Array, "S"]) -> Bool[Array, "*n"]:
@@ -114,7 +114,7 @@ def commit(
     finish = jnp.where(stopped, Finish.STOP, jnp.where(length >= state.limit, Finish.LENGTH, Finish.RUNNING))
     finish = jnp.where(state.live, finish, state.finish).astype(jnp.int32)
 
-    attempts = judged(proposal, verdict)
+    attempts, overlaps = judged(p, proposal, verdict)
     ending = jnp.where(jnp.any(attempts & (steps[1:] == n[:, None] + 1), -1), Origin.CORRECTION, Origin.BONUS)
     origins = jnp.where(steps == n[:, None], ending[:, None], Origin.DRAFTED)
 
@@ -125,7 +125,11 @@ def commit(
         tokens=emitted,
         features=None if features is None else jnp.take_along_axis(features, sources[..., None], 1),
         count=count,
+        nodes=sources,
+        passengers=_passengers(logits, proposal),
     )
+    if not proposal.topology.is_chain:
+        cache = cache.compact(state.length - 1, sources[:, 1:])
     return State(
         tokens=append(state.tokens, emitted, state.length),
         logprobs=append(state.logprobs, log_probabilities(logits, sources, emitted), state.length),
@@ -143,31 +147,12 @@ def commit(
             emitted=state.counts.emitted + count,
             attempts=state.counts.attempts + attempts,
             acceptances=state.counts.acceptances + (steps[1:] <= n[:, None]),
-            overlap_sum=state.counts.overlap_sum + jnp.where(attempts, overlap(p, proposal), 0).astype(jnp.float32),
+            overlap_sum=state.counts.overlap_sum + overlaps.astype(jnp.float32),
         ),
     )
 
 
-def judged(proposal: Proposal, verdict: Verdict) -> Bool[Array, "B D"]:
-    """Whether a valid node of each depth was judged: it hangs on the accepted path."""
-    depths = jnp.arange(1, proposal.topology.max_depth + 1)
-    return proposal.valid & (depths <= verdict.num_accepted[:, None] + 1)
-
-
-def overlap(p: Float[Array, "B M V"], proposal: Proposal) -> Float[Array, "B N"]:
-    """Σ min(p, q) at each node; with a one-hot q that is p of its token."""
-    laws = node_laws(p, proposal.topology)
-    if proposal.law is None:
-        return token_probabilities(laws, proposal.tokens)
-    return jnp.sum(jnp.minimum(laws, proposal.law), -1)
-
-
-def log_probabilities(
-    logits: Float[Array, "B M V"], sources: Int[Array, "B D1"], tokens: Int[Array, "B D1"]
-) -> Float[Array, "B D1"]:
-    """The target's log-softmax, at temperature 1 and without filters, of each token at its source node."""
-    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-    total = jax.nn.logsumexp(logits, -1)
-    flat = logits.reshape(logits.shape[0], -1)
-    chosen = jnp.take_along_axis(flat, sources * logits.shape[-1] + tokens, 1)
-    return chosen - jnp.take_along_axis(total, sources, 1)
+def _passengers(logits: Float[Array, "B M V"], proposal: Proposal) -> Int[Array, "B P"] | None:
+    """The target's most probable token behind each passenger."""
+    count = proposal.topology.passengers
+    return first_max(logits[:, -count:]) if count else None

@@ -4,7 +4,8 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from specjax.protocol import IID, Proposal, Topology
+from specjax.protocol import IID, Proposal
+from specjax.topology import Topology
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,6 +18,8 @@ class Empty:
     feature_layers = ()
     context_length = None
     vocab_size = None
+    target = None
+    widths = (1,)
 
     def check_params(self, params) -> None:
         if params is not None:

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 
 from specjax.models import KVCache, TransformerConfig, init_cache
 from specjax.models.transformer import apply, check_params
-from specjax.protocol import IID, Proposal, Topology
+from specjax.protocol import IID, Proposal
 from specjax.sampling import draw, first_max
+from specjax.topology import Topology
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Independent:
 
     siblings = IID
     feature_layers = ()
+    target = None
 
     def __post_init__(self):
         if self.draft_length < 1:
@@ -41,6 +43,10 @@ class Independent:
     @property
     def topology(self) -> Topology:
         return Topology.chain(self.draft_length)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return (self.draft_length + 1,)
 
     @property
     def context_length(self) -> int:

@@ -61,13 +61,15 @@ class Attention(nn.Module):
 def visible_slots(num_slots: int, width: int, length: Int[Array, "B"], mask) -> Bool[Array, "B T S"]:
     """Which slots each of the `width` new tokens may attend to.
 
-                   slots before length     the T new slots       behind
-    token t        all                     mask[t] (or 0..t)     none
+                   earlier slots     the last M slots, T of them new     behind
+    token t        all               mask[t] (or 0..t of the new)        none
     """
     slots = jnp.arange(num_slots)
-    offset = slots - length[:, None]  # [B, S]: which of the new tokens a slot holds; negative: an earlier one
     if mask is None:
+        offset = slots - length[:, None]  # [B, S]: which of the new tokens a slot holds; negative: an earlier one
         return offset[:, None] <= jnp.arange(width)[:, None]
-    mask = jnp.broadcast_to(mask, (length.shape[0], width, width))
-    new = jnp.take_along_axis(mask, jnp.clip(offset, 0, width - 1)[:, None], 2)
-    return (offset < 0)[:, None] | (new & (offset < width)[:, None])
+    span = mask.shape[-1]
+    offset = slots - (length + width - span)[:, None]  # which column of the mask a slot belongs to
+    mask = jnp.broadcast_to(mask, (length.shape[0], width, span))
+    masked = jnp.take_along_axis(mask, jnp.clip(offset, 0, span - 1)[:, None], 2)
+    return (offset < 0)[:, None] | (masked & (offset < span)[:, None])

@@ -5,6 +5,8 @@
     after apply        committed      | keys of the T tokens  |      length += T
     after rollback     committed  accepted | anything              length = what was kept
 
+After a tree the accepted slots are scattered among the T; `compact` brings them together first.
+
 Rejected entries are not erased: they lie past `length`, are never attended to, and the next step overwrites them.
 """
 
@@ -38,6 +40,18 @@ class KVCache:
     def rollback(self, length: Int[Array, "B"]) -> "KVCache":
         """Forget all slots from `length` on. Nothing is copied."""
         return self.replace(length=length)
+
+    def compact(self, base: Int[Array, "B"], kept: Int[Array, "B D"]) -> "KVCache":
+        """Move the slots `base + kept[:, j]` of each row to `base + 1 + j`: the accepted path of a tree into place.
+
+        Node numbers count from the root, whose slot is `base`. `length` is not changed.
+        """
+
+        def move(buffer):
+            slots = jnp.minimum(base[:, None] + kept, buffer.shape[2] - 1)
+            return write(buffer, jnp.take_along_axis(buffer, slots[:, None, :, None], 2), base + 1)
+
+        return self.replace(keys=tuple(map(move, self.keys)), values=tuple(map(move, self.values)))
 
 
 def init_cache(config: TransformerConfig, batch: int, num_slots: int) -> KVCache:

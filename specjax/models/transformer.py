@@ -64,9 +64,12 @@ class Transformer(nn.Module):
         cache: KVCache | None = None,
         *,
         positions: Int[Array, "B T"] | None = None,
-        mask: Bool[Array, "*b T T2"] | None = None,
+        mask: Bool[Array, "*b T M"] | None = None,
         feature_layers: tuple[int, ...] = (),
         logits_at: Int[Array, "B M"] | None = None,
+        layers: tuple[int, int] | None = None,
+        hidden: Float[Array, "B T D"] | None = None,
+        layer_keep: Bool[Array, "B num_layers"] | None = None,
         train: bool = False,
     ) -> tuple[Any, KVCache | None, Any]:
         """Run the model.
@@ -75,16 +78,26 @@ class Transformer(nn.Module):
             tokens: [B, T] ids. With a cache they take the slots `cache.length + 0..T-1` of each row.
             cache: what came before; None for training on whole sequences.
             positions: [B, T] absolute positions (default: slots). The nodes of a tree share positions, not slots.
-            mask: [T, T] or [B, T, T] booleans: which of these T tokens each of them may attend to (default: causal).
-                All slots before `cache.length` are always visible.
+            mask: [T, M] or [B, T, M] booleans, M >= T: which of the last M slots, these T tokens' own being the last T,
+                each of them may attend to (default: causal). All slots before those are visible.
             feature_layers: layers whose outputs are returned, i for the i-th block's, 0 for the embedding.
             logits_at: [B, M] indices into T at which logits are wanted (default: all); M = 0 skips the head.
+            layers: (first, last) runs only the blocks first + 1 to last (default: all); the others' caches stay as they
+                are. The head reads whatever the last of them gives.
+            hidden: what block `first` gave for these tokens; needed when `first` is above 0, and `tokens` is not read.
+            layer_keep: [B, num_layers] booleans, for layer dropout; where False, a row passes the block unchanged
+                (default: no row passes any).
             train: whether dropout is on; needs a "dropout" rng when the rate is above 0.
 
         Returns:
             (logits [B, T or M, V], the cache with its length advanced by T or None, features [B, T, len * D] or None)
         """
         c = self.config
+        first, last = (0, c.num_layers) if layers is None else layers
+        if not 0 <= first <= last <= c.num_layers or (first > 0) != (hidden is not None):
+            raise ValueError(
+                f"layers {layers} must lie within 0 to {c.num_layers}, with `hidden` given if they begin above 0"
+            )
         if cache is None and c.positions == "learned" and tokens.shape[1] > c.context_length:
             raise ValueError(
                 f"{tokens.shape[1]} tokens exceed the {c.context_length} learned positions; shorten the sequence, or "
@@ -101,29 +114,29 @@ class Transformer(nn.Module):
             embedding_init=nn.initializers.normal(0.02 if c.tied_head else 1.0),
             name="embedding",
         )
-        x = embedding(tokens)
-        if c.positions == "sinusoidal":
+        x = embedding(tokens) if hidden is None else hidden
+        if hidden is None and c.positions == "sinusoidal":
             x = x + sinusoidal(positions, c.d_model).astype(x.dtype)
-        elif c.positions == "learned":
+        elif hidden is None and c.positions == "learned":
             table = nn.Embed(
                 c.context_length, c.d_model, dtype=c.dtype, param_dtype=c.param_dtype, name="position_embedding"
             )
             # Drafted nodes may lie past the context. They are never accepted, but a look-up there would be NaN, and one
             # NaN in the cache spoils all that attends around it: its weight is 0, and 0 times NaN is NaN.
             x = x + table(jnp.minimum(positions, c.context_length - 1))
-        x = nn.Dropout(c.dropout, deterministic=not train)(x)
+        if hidden is None:
+            x = nn.Dropout(c.dropout, deterministic=not train)(x)
 
         block = nn.remat(Block, static_argnums=(6,)) if c.remat and cache is None else Block
-        features = {0: x} if 0 in feature_layers else {}
-        keys, values = [], []
-        for i in range(c.num_layers):
+        features = {first: x}
+        keys, values = ([], []) if cache is None else (list(cache.keys), list(cache.values))
+        for i in range(first, last):
             cached = None if cache is None else (cache.keys[i], cache.values[i])
-            x, cached = block(c, name=f"layer_{i}")(x, cached, length, positions, mask, train)
+            out, cached = block(c, name=f"layer_{i}")(x, cached, length, positions, mask, train)
+            x = out if layer_keep is None else jnp.where(layer_keep[:, i, None, None], out, x)
             if cached is not None:
-                keys.append(cached[0])
-                values.append(cached[1])
-            if i + 1 in feature_layers:
-                features[i + 1] = x
+                keys[i], values[i] = cached
+            features[i + 1] = x
         if cache is not None:
             cache = KVCache(keys=tuple(keys), values=tuple(values), length=length + tokens.shape[1])
 

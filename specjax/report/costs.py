@@ -1,7 +1,7 @@
 """What the parts of a round cost, each measured alone in one jitted loop on the real state of a real call.
 
     draft      propose + commit of the drafter
-    verify     target forward of w tokens, their laws and the rule's verdict, for any width w
+    verify     target forward of a chain of w tokens, their laws and the rule's verdict, for any width w
     ideal      draft and verify together, and nothing else: no buffers, counts, log-probabilities or stopping
 
 A loop's input changes from turn to turn, so that XLA cannot move a part of it out of the loop.
@@ -13,12 +13,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from specjax.decoding.forward import target_forward
 from specjax.decoding.generate import Run
 from specjax.decoding.round import Inputs, drafting_context
 from specjax.decoding.state import Decoder, State
 from specjax.keys import Noise
-from specjax.models.transformer import apply
-from specjax.protocol import Committed, Proposal, Topology
+from specjax.protocol import Committed, Proposal
+from specjax.topology import Topology
 
 
 def probes(run: Run, widths: tuple[int, ...], turns: int) -> dict[str, Callable[[], jax.Array]]:
@@ -46,21 +47,37 @@ def _with_pending(state: State, token) -> State:
 
 
 def _propose(decoder: Decoder, inputs: Inputs, state: State, turn):
-    """A proposal and the state after it, as if one token of it had been committed."""
+    """A proposal and the state after it."""
     context = drafting_context(decoder, inputs, state)
     noise = _noise(decoder, state, turn)
     proposal, draft_state, cache = decoder.drafter.propose(inputs.drafter_params, state.draft_state, context, noise)
-    depth = proposal.topology.max_depth
-    committed = Committed(jnp.pad(proposal.tokens[:, :depth], ((0, 0), (0, 1))), None, jnp.ones_like(state.length))
-    draft_state = decoder.drafter.commit(inputs.drafter_params, draft_state, committed)
     return proposal, state.replace(draft_state=draft_state, target_cache=cache)
+
+
+def _commit(decoder: Decoder, inputs: Inputs, state: State, proposal: Proposal, features) -> State:
+    """The drafter's commit, as if the pending token alone had been emitted: the length must stay."""
+    topology = proposal.topology
+    shape = state.length.shape[0], topology.max_depth + 1
+    committed = Committed(
+        tokens=jnp.pad(proposal.tokens, ((0, 0), (0, 1)))[:, : shape[1]],
+        features=None if features is None else features[:, : shape[1]],
+        count=jnp.ones_like(state.length),
+        nodes=jnp.zeros(shape, jnp.int32),
+        passengers=proposal.tokens[:, -topology.passengers :] if topology.passengers else None,
+    )
+    return state.replace(draft_state=decoder.drafter.commit(inputs.drafter_params, state.draft_state, committed))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _draft(decoder: Decoder, turns: int, inputs: Inputs, state: State):
+    batch = state.length.shape[0]
+    width = len(decoder.drafter.feature_layers) * decoder.target.d_model
+    features = jnp.zeros((batch, decoder.drafter.topology.max_depth + 1, width), decoder.target.dtype)
+
     def body(turn, carry):
         state, _ = carry
         proposal, state = _propose(decoder, inputs, state, turn)
+        state = _commit(decoder, inputs, state, proposal, features if width else None)
         return _with_pending(state, proposal.tokens[:, 0]), (proposal.tokens, proposal.law)
 
     proposal, state = _propose(decoder, inputs, state, 0)
@@ -71,8 +88,9 @@ def _draft(decoder: Decoder, turns: int, inputs: Inputs, state: State):
 def _ideal(decoder: Decoder, turns: int, inputs: Inputs, state: State):
     def body(turn, state):
         proposal, state = _propose(decoder, inputs, state, turn)
-        verdict, cache = _judge(decoder, inputs, state, state.pending, proposal, turn)
-        return _with_pending(state.replace(target_cache=cache), verdict.next_token)
+        verdict, cache, features = _judge(decoder, inputs, state, state.pending, proposal, turn)
+        state = _commit(decoder, inputs, state.replace(target_cache=cache), proposal, features)
+        return _with_pending(state, verdict.next_token)
 
     return jax.lax.fori_loop(0, turns, body, state).tokens
 
@@ -86,7 +104,7 @@ def _verify(decoder: Decoder, turns: int, width: int, inputs: Inputs, state: Sta
     def body(turn, carry):
         nodes, cache = carry
         proposal = Proposal(nodes[:, 1:], law, jnp.ones(shape, bool), Topology.chain(width - 1))
-        verdict, cache = _judge(decoder, inputs, state.replace(target_cache=cache), nodes[:, 0], proposal, turn)
+        verdict, cache, _ = _judge(decoder, inputs, state.replace(target_cache=cache), nodes[:, 0], proposal, turn)
         return (nodes + verdict.next_token[:, None] + 1) % vocab, cache
 
     nodes = jnp.broadcast_to(state.pending[:, None], (batch, width))
@@ -94,8 +112,16 @@ def _verify(decoder: Decoder, turns: int, width: int, inputs: Inputs, state: Sta
 
 
 def _judge(decoder: Decoder, inputs: Inputs, state: State, pending, proposal: Proposal, turn):
-    nodes = jnp.concatenate([pending[:, None], proposal.tokens], 1)
-    cache = state.target_cache.rollback(state.length - 1)
-    logits, cache, _ = apply(decoder.target, inputs.target_params, nodes, cache)
+    logits, cache, features = target_forward(
+        decoder.target,
+        inputs.target_params,
+        pending,
+        proposal,
+        state.target_cache.rollback(state.length - 1),
+        decoder.drafter.feature_layers,
+    )
     p = inputs.sampling.law(logits)
-    return decoder.verifier.verify(p, proposal, _noise(decoder, state, turn)), cache.rollback(state.length - 1)
+    verdict = decoder.verifier.verify(p, proposal, _noise(decoder, state, turn))
+    if not proposal.topology.is_chain:
+        cache = cache.compact(state.length - 1, verdict.path)
+    return verdict, cache.rollback(state.length - 1), features

@@ -15,8 +15,8 @@ from specjax.decoding.checks import as_limits, as_stop_ids
 from specjax.decoding.generate import Run, decode, prefill
 from specjax.drafters import Empty, Independent
 from specjax.models import LanguageModel
-from specjax.protocol import Topology
 from specjax.sampling import Sampling
+from specjax.topology import Topology
 from tests.decoding.tiny_pair import DRAFTER, TARGET
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specjax.models import LanguageModel, RotaryScaling, Transformer, TransformerConfig, init_cache
 from specjax.models.transformer import apply, check_params
-from specjax.protocol import Topology
+from specjax.topology import Topology
 
 VOCAB, TEXT, ROWS = 13, 24, 3
 BASE = dict(vocab_size=VOCAB, d_model=16, num_layers=2, num_heads=4, d_ff=24, context_length=64)

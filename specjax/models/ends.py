@@ -1,0 +1,32 @@
+"""The two ends of a transformer on their own: token embedding, and final norm with the head.
+
+Drafters that borrow the target's ends (Medusa, EAGLE, block drafters) read them here from the target's parameters.
+"""
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from specjax.models.config import TransformerConfig
+from specjax.models.layers import make_dense, make_norm
+
+
+def embed(config: TransformerConfig, params, tokens: Int[Array, "*B"]) -> Float[Array, "*B D"]:
+    """The model's embedding of tokens, without positions."""
+    module = nn.Embed(config.vocab_size, config.d_model, dtype=config.dtype, param_dtype=config.param_dtype)
+    return module.apply({"params": params["embedding"]}, tokens)
+
+
+def normalise(config: TransformerConfig, params, hidden: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+    """The model's final norm, if it has one, of what a block gives."""
+    if not config.final_norm:
+        return hidden
+    return make_norm(config, None).apply({"params": params["final_norm"]}, hidden)
+
+
+def head(config: TransformerConfig, params, normalised: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
+    """The model's logits from the output of its final norm."""
+    if config.tied_head:
+        table = jnp.asarray(params["embedding"]["embedding"], config.dtype)
+        return normalised.astype(config.dtype) @ table.T
+    return make_dense(config, config.vocab_size, config.head_bias, None).apply({"params": params["head"]}, normalised)
