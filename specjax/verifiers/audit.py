@@ -1,10 +1,11 @@
 """The exact output law of a verifier, by enumeration in float64.
 
-For every case of `enumeration.make_cases` and every draft, a rule of the round stream is shown every cell of every
-coin: [0, h) and [h, 1) for a node of threshold h, each probed at both ends. What it accepts and the law of its next
-token, completed by the target, give the joint law of the next γ + 1 tokens without any sampling. A rule of the position
+For every case of `cases.make_cases` and every draft, a rule of the round stream is shown every cell of every coin:
+[0, h) and [h, 1) for a node of threshold h, each probed at both ends. What it accepts and the law of its next token,
+completed by the target, give the joint law of the next γ + 1 tokens without any sampling. A rule of the position
 stream (or one for greedy targets only) must emit the target's own text, whatever was drafted, unless it is lossy; it is
-shown noise that singles out each text in turn, and random noise.
+shown noise that singles out each text in turn, and random noise. A rule for trees is shown trees with every kind of
+siblings that it accepts, as static and as dynamic topologies, beside the chains.
 
     python -m specjax.verifiers.audit                                       every rule of specjax
     python -m specjax.verifiers.audit my_module:MyRule --kwargs '{"a": 1}'  a rule of your own
@@ -24,12 +25,22 @@ import jax
 import numpy as np
 
 from specjax.keys import Stream
-from specjax.protocol import FIXED, IID, Topology, Verifier
+from specjax.protocol import IID, WITHOUT_REPLACEMENT, Verifier
+from specjax.topology import Topology
 from specjax.verifiers import VERIFIERS
-from specjax.verifiers.enumeration import make_cases
+from specjax.verifiers.cases import make_cases
 from specjax.verifiers.exact_law import LIMIT, CaseResult, measure_coins, measure_pointwise
 
-WORLDS = ((2, Topology.chain(2)), *((3, Topology.chain(length)) for length in range(4)))  # (V, topology)
+CHAINS = ((2, Topology.chain(2)), *((3, Topology.chain(length)) for length in range(4)))  # (V, topology)
+TREES = (
+    (3, Topology.from_shape((2,))),
+    (4, Topology.from_shape((3,))),
+    (3, Topology.from_shape((2, 1))),
+    (3, Topology((0, 1, 1, 0, 4), passengers=1)),  # paths (0, 0), (0, 1), (1,), depth first, and a passenger behind
+    (3, Topology.from_shape((2, 2))),
+    (2, Topology.from_shape((2, 1, 1))),
+)
+WORLDS = CHAINS + TREES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +83,7 @@ def audit(rule: Any, *, worlds: tuple[tuple[int, Topology], ...] = WORLDS, seed:
     Args:
         rule: a `specjax.protocol.Verifier`, which is checked here; one on the round stream also has the parts of
             `round_stream.RoundRule`.
-        worlds: vocabulary size and topology of the cases; the work grows like (4 V)^N.
+        worlds: vocabulary size and topology of the cases; the work grows like (2 V)^N.
         seed: of the random laws.
 
     Raises:
@@ -80,14 +91,19 @@ def audit(rule: Any, *, worlds: tuple[tuple[int, Topology], ...] = WORLDS, seed:
     """
     _check_interface(rule)
     measure = measure_pointwise if rule.greedy_only or rule.stream is Stream.POSITION else measure_coins
-    results = []
+    results, num_trees = [], 0
     with jax.enable_x64(True), jax.default_device(_cpu()):
         for vocab_size, topology in worlds:
-            cases = [case for case in make_cases(vocab_size, topology, seed) if _applies(rule, case)]
-            for drawn in (True, False):
-                group = [case for case in cases if case.drawn is drawn]
-                if group:
-                    results += measure(rule, group, np.random.default_rng(seed))
+            if not (rule.trees or topology.is_chain):
+                continue
+            cases = _cases_of(rule, vocab_size, topology, seed)
+            kinds = sorted({case.siblings for case in cases})
+            for number, siblings in enumerate(kinds):
+                group = [case for case in cases if case.siblings == siblings]
+                # One kind after the other is shown as dynamic trees, too: each time is one more program to compile.
+                dynamic = not topology.is_chain and number == num_trees % len(kinds)
+                results += measure(rule, group, np.random.default_rng(seed), dynamic)
+            num_trees += not topology.is_chain
     if not results:
         raise ValueError(f"rule {rule.name} accepts no proposal of the audit; its siblings are {set(rule.siblings)}")
     return AuditReport(rule.name, rule.lossless, tuple(results))
@@ -112,11 +128,13 @@ def _check_interface(rule):
         raise ValueError(f"{kind} must be hashable: declare it with @dataclasses.dataclass(frozen=True)") from None
 
 
-def _applies(rule, case):
-    """Whether the rule claims anything about the case."""
-    greedy = all(((law == 0) | (law == 1)).all() for law in case.target)
-    siblings = IID if case.drawn else FIXED
-    return (greedy or not rule.greedy_only) and (rule.trees or case.topology.is_chain) and siblings in rule.siblings
+def _cases_of(rule, vocab_size, topology, seed):
+    """The cases about which the rule claims anything."""
+    cases = make_cases(vocab_size, topology, seed)
+    if topology.is_chain and IID not in rule.siblings:  # without siblings, drawing with or without replacement is one
+        cases = [dataclasses.replace(c, siblings=WITHOUT_REPLACEMENT) if c.siblings == IID else c for c in cases]
+    greedy = lambda case: all(((law == 0) | (law == 1)).all() for law in case.target)  # noqa: E731
+    return [case for case in cases if case.siblings in rule.siblings and (not rule.greedy_only or greedy(case))]
 
 
 def _cpu():
@@ -132,13 +150,20 @@ def table(reports: list[AuditReport]) -> str:
     rows = [("rule", "lossless", "worst TV", "verdict", "cases", "worst case")]
     for report in reports:
         worst = report.worst
-        where = f"{worst.name}, V={worst.vocab_size}, N={worst.topology.num_nodes}" if worst.distance > LIMIT else ""
+        where = _describe(worst) if worst.distance > LIMIT else ""
         claim = "yes" if report.lossless else "no"
         rows.append((report.rule, claim, f"{worst.distance:.2e}", report.verdict, str(len(report.cases)), where))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines += [f"{report.rule}: {problem}" for report in reports for problem in report.problems]
     return "\n".join(lines)
+
+
+def _describe(case: CaseResult) -> str:
+    size = f"V={case.vocab_size}, N={case.topology.num_nodes}"
+    if case.topology.is_chain:
+        return f"{case.name}, {size}"
+    return f"{case.name}, {size}, siblings {case.siblings}, parents {'-'.join(map(str, case.topology.parents))}"
 
 
 def load_rule(address: str, settings: dict) -> Verifier:

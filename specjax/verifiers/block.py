@@ -45,11 +45,7 @@ class BlockRule:
             weights.append(jnp.minimum(1, ratio(weights[-1] * p_x[:, i], q_x[:, i])))
         weight = jnp.stack(weights, 1)
         inner, last = weight[:, 1:-1], weight[:, 1:][:, -1:]
-        r = _residual_mass(inner, p, proposal)
-        denominator = r + (1 - inner)
-        some = denominator > 0
-        # w = 1 and r = 0, that is p = q from here on: nothing to correct, the prefix is kept for certain.
-        h = jnp.where(some, r / jnp.where(some, denominator, 1), 1)
+        h = weight_after_failure(inner, _residual_mass(inner, p, proposal))
         h = jnp.where(proposal.valid[:, 1:], h, inner)
         accept = jnp.where(proposal.valid, jnp.concatenate([h, last], 1), 0)
         return Arithmetic(accept=accept, weight=weight)
@@ -73,6 +69,16 @@ class BlockRule:
         return residual_law(p, proposal, num_accepted, arithmetic.weight)
 
     verify = verify_round
+
+
+def weight_after_failure(w: Float[Array, "*B"], r: Float[Array, "*B"]) -> Float[Array, "*B"]:
+    """r / (r + 1 - w): the weight left to a prefix of weight w when the next draft failed, r being the residual's mass.
+
+    w = 1 and r = 0, that is p = q from here on: nothing to correct, the prefix is kept for certain.
+    """
+    denominator = r + (1 - w)
+    some = denominator > 0
+    return jnp.where(some, r / jnp.where(some, denominator, 1), 1)
 
 
 def _residual_mass(w, p, proposal):

@@ -31,17 +31,21 @@ class CoupledRule:
     stream: ClassVar[Stream] = Stream.POSITION
     siblings: ClassVar[frozenset[str]] = ANY_SIBLINGS
     greedy_only: ClassVar[bool] = False
-    trees: ClassVar[bool] = False
+    trees: ClassVar[bool] = True
 
     def target_tokens(self, p: Float[Array, "B M V"], gumbel: Float[Array, "B M V"]) -> Int[Array, "B M"]:
         """The token that the target emits behind the root and each node."""
         return sampling.gumbel_max(p, gumbel)
 
     def decide(self, target_tokens: Int[Array, "B M"], proposal: Proposal) -> Verdict:
-        """The run of drafts that agree with the target's tokens, and the target's token behind it."""
+        """The longest path of drafts that agree with the target's tokens, and the target's token behind it."""
         return follow(target_tokens, proposal)
 
     def verify(self, p: Float[Array, "B M V"], proposal: Proposal, noise: Noise) -> Verdict:
         """The verdict for target laws p of the root and the N nodes (M = N + 1)."""
-        gumbel = noise.gumbel(jnp.asarray(proposal.topology.depths), p.shape[-1])
+        deepest = proposal.topology.max_depth
+        gumbel = noise.gumbel(jnp.arange(deepest + 1), p.shape[-1])  # one vector per depth, whatever the nodes
+        if not proposal.topology.is_chain:
+            depths = jnp.minimum(jnp.asarray(proposal.node_depths), deepest)  # passengers may lie deeper
+            gumbel = jnp.take_along_axis(gumbel, depths[..., None], 1)
         return self.decide(self.target_tokens(p, gumbel), proposal)

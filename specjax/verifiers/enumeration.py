@@ -1,20 +1,18 @@
 """Small worlds in which everything that can happen in one round is listed, with its exact probability.
 
-A case has a vocabulary of two or three tokens, a law of the target and of the drafter for every prefix, and a rule
-for when drafting stops. Prefixes are indexed by reading their tokens as digits: the laws behind prefixes of length d
-are one array [V^d, V]. Everything is numpy in float64; nodes are expanded through the topology's parents, so a tree
-needs no other code than a chain.
+A case has a vocabulary of a few tokens, a law of the target and of the drafter for every prefix, a way in which the
+children of a node come about, and a rule for when drafting stops. Prefixes are indexed by reading their tokens as
+digits: the laws behind prefixes of length d are one array [V^d, V]. Everything is numpy in float64; nodes are expanded
+through the topology's parents, so a tree needs no other code than a chain.
 """
 
 import dataclasses
 import functools
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from specjax.protocol import Topology
-from specjax.sampling import Sampling
+from specjax.protocol import FIXED, IID, WITHOUT_REPLACEMENT
+from specjax.topology import Topology
 
 Tables = tuple[np.ndarray, ...]
 
@@ -27,10 +25,11 @@ class Case:
         name: what reports call it.
         topology: of the proposal.
         target, drafter: laws behind every prefix; entry d is [V^d, V].
-        drawn: whether drafts are drawn from the drafter's law; if not, the drafter chooses its most probable token and
-            reports no law.
+        siblings: how the children of a node come about: drawn from the drafter's law (`iid`), drawn from what earlier
+            siblings leave of it (`without_replacement`), or its most probable tokens in order (`fixed`: no law).
         depth_limit: nodes deeper than this are invalid.
         stop_token: nodes behind this token are invalid (None: no such token).
+        missing: nodes that the drafter leaves out, whatever it drafts.
         wild: whether invalid nodes hold NaN laws and ids outside the vocabulary instead of plausible ones.
     """
 
@@ -38,9 +37,10 @@ class Case:
     topology: Topology
     target: Tables
     drafter: Tables
-    drawn: bool = True
+    siblings: str = IID
     depth_limit: int = 10**9
     stop_token: int | None = None
+    missing: tuple[int, ...] = ()
     wild: bool = True
 
     @property
@@ -70,89 +70,22 @@ class Drafts:
         return cls(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in dataclasses.fields(cls)))
 
 
-@functools.lru_cache(maxsize=32)
-def make_cases(vocab_size: int, topology: Topology, seed: int) -> tuple[Case, ...]:
-    """Random worlds that hold what breaks rules: zeros, equal laws, disjoint supports, ragged rows, filters."""
-    rng = np.random.default_rng((seed, vocab_size, *topology.parents))
-    depths = range(topology.max_depth + 1)
-
-    def logits(scale=1.5):
-        return [scale * rng.normal(size=(vocab_size**d, vocab_size)) for d in depths]
-
-    def tables(sampling=None, values=None):
-        return _laws(sampling or Sampling.of(), values or logits())
-
-    def case(name, target=None, drafter=None, **settings):
-        return Case(name, topology, target or tables(), drafter or tables(), **settings)
-
-    greedy, zeros, nucleus = Sampling.of(0), Sampling.of(top_k=max(1, vocab_size - 1)), Sampling.of(top_p=0.7)
-    hot_min_p = Sampling.of(1.7, min_p=0.4)
-    same = logits()
-    equal = tables(values=same)
-    nearly = tables(values=[x + 1e-15 * rng.normal(size=x.shape) for x in same])
-    lone = [rng.integers(vocab_size, size=(vocab_size**d, 1)) == np.arange(vocab_size) for d in depths]
-    masked = lambda side: [np.where(one == side, x, -np.inf) for one, x in zip(lone, logits(), strict=True)]  # noqa: E731
-    shared = logits()
-    cases = [
-        case("drawn"),
-        case("drawn, far apart", tables(values=logits(4)), tables(values=logits(4))),
-        case("chosen", drawn=False),
-        case("chosen, target filtered", tables(zeros), drawn=False),
-        case("zeros in p", target=tables(zeros)),
-        case("zeros in q", drafter=tables(zeros)),
-        case("zeros in p and q", tables(zeros), tables(zeros)),
-        case("p = q", equal, equal),
-        case("p = q up to rounding", equal, nearly),
-        case("disjoint supports", *(tables(values=masked(side)) for side in (True, False))),
-        case("target at temperature 0", target=tables(greedy)),
-        case("drafter at temperature 0", drafter=tables(greedy)),
-        case("both at temperature 0", tables(greedy, shared), tables(greedy, shared)),
-        case("target at temperature 0, chosen", tables(greedy), drawn=False),
-        case("target: top-p", tables(nucleus, shared), tables(values=shared)),
-        case("drafter: temperature 1.7, min-p", tables(values=shared), tables(hot_min_p, shared)),
-        case("both filtered", tables(nucleus), tables(hot_min_p)),
-    ]
-    for limit in range(topology.max_depth):
-        cases.append(case(f"depth limit {limit}", depth_limit=limit))
-        cases.append(case(f"depth limit {limit}, chosen", depth_limit=limit, drawn=False, wild=False))
-    for wild in (True, False):
-        cases.append(case("stop token", stop_token=0, wild=wild))
-        cases.append(case("stop token, chosen", stop_token=0, drawn=False, wild=wild))
-        cases.append(case("stop token, target at temperature 0", tables(greedy), stop_token=0, wild=wild))
-    return tuple(cases)
-
-
-_jitted_law = jax.jit(Sampling.law)
-
-
-def _laws(sampling, logits):
-    """The laws behind all prefixes, in one call of a shape that most cases share."""
-    ends = np.cumsum([len(x) for x in logits])
-    rows = np.concatenate([*logits, np.zeros((-ends[-1] % 64, logits[0].shape[-1]))])
-    with jax.enable_x64(True):
-        law = np.asarray(_jitted_law(sampling, jnp.asarray(rows)))
-    return tuple(np.split(law[: ends[-1]], ends[:-1]))
-
-
 @functools.lru_cache(maxsize=1024)
 def enumerate_drafts(case: Case) -> Drafts:
     """Every proposal of positive probability, node by node."""
     topology, vocab = case.topology, case.vocab_size
     partial = [((), (), (), (0,), 1.0)]  # tokens, valid, laws, prefix index of the root and each node (None: invalid)
     for node, parent in enumerate(topology.parents, start=1):
-        depth, grown = int(topology.depths[node]), []
+        grown = []
         for tokens, valid, laws, prefixes, probability in partial:
-            prefix = prefixes[parent]
-            stopped = parent > 0 and tokens[parent - 1] == case.stop_token
-            if prefix is None or stopped or depth > case.depth_limit:
-                token, law = _garbage(case, node)
+            law = None if _excluded(case, node, tokens, prefixes) else _law_of_node(case, node, tokens, prefixes)
+            if law is None or not law.any():
+                token, unread = _garbage(case, node)
+                law = unread if law is None else law
                 grown.append(((*tokens, token), (*valid, False), (*laws, law), (*prefixes, None), probability))
                 continue
-            law = case.drafter[depth - 1][prefix]
-            if not case.drawn:
-                law = np.eye(vocab)[np.argmax(law)]
             for x in np.flatnonzero(law):
-                here = prefix * vocab + int(x)
+                here = prefixes[parent] * vocab + int(x)
                 grown.append(((*tokens, x), (*valid, True), (*laws, law), (*prefixes, here), probability * law[x]))
         partial = grown
     nodes = topology.num_nodes
@@ -168,6 +101,31 @@ def enumerate_drafts(case: Case) -> Drafts:
         p=np.array([laws_behind(row[3]) for row in partial]),
         probability=np.array([row[4] for row in partial]),
     )
+
+
+def _excluded(case, node, tokens, prefixes):
+    """Whether a node may not be drafted, whatever the drafter's law."""
+    topology, parent = case.topology, case.topology.parents[node - 1]
+    passenger = node > topology.num_nodes - topology.passengers
+    stopped = parent > 0 and tokens[parent - 1] == case.stop_token
+    too_deep = topology.depths[node] > case.depth_limit
+    return prefixes[parent] is None or stopped or too_deep or passenger or node in case.missing
+
+
+def _law_of_node(case, node, tokens, prefixes):
+    """[V] the law that a node is drawn from, one-hot when it is chosen; zero when nothing is left for it."""
+    topology, parent = case.topology, case.topology.parents[node - 1]
+    law = case.drafter[topology.depths[node] - 1][prefixes[parent]]
+    if case.siblings == FIXED:
+        rank = topology.ranks[node - 1]
+        best = np.argsort(-law, kind="stable")[rank : rank + 1]
+        return (np.arange(case.vocab_size)[:, None] == best).any(1).astype(law.dtype)
+    if case.siblings == WITHOUT_REPLACEMENT:
+        earlier = [n for n in range(1, node) if topology.parents[n - 1] == parent and prefixes[n] is not None]
+        left = law.copy()
+        left[[tokens[n - 1] for n in earlier]] = 0
+        return left / left.sum() if earlier and left.any() else left
+    return law
 
 
 def _garbage(case, node):

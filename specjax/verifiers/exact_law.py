@@ -1,25 +1,27 @@
 """The exact law of one round's outcome, for every case at once: the two ways in which the audit measures a rule."""
 
 import dataclasses
-import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import struct
-from jaxtyping import Array, Float
 
-from specjax.keys import Noise
-from specjax.protocol import FIXED, IID, Proposal, Topology, Verifier
+from specjax.protocol import Verifier
 from specjax.sampling import inverse_cdf
-from specjax.verifiers.enumeration import (
-    Case,
-    Drafts,
-    completed_law,
-    enumerate_drafts,
-    follow_noise,
-    joint_law,
-    texts,
+from specjax.topology import Topology
+from specjax.verifiers.coin_cells import coin_cells
+from specjax.verifiers.enumeration import Case, completed_law, follow_noise, joint_law, texts
+from specjax.verifiers.presentation import (
+    all_drafts,
+    check_form,
+    checked,
+    compiled,
+    kept_path,
+    noise_of,
+    path_breaches,
+    path_tokens,
+    proposal_of,
+    take,
+    unlike_on_dynamic_topology,
 )
 
 LIMIT = 1e-9  # total variation distance up to which a law counts as the target's
@@ -33,44 +35,32 @@ class CaseResult:
     name: str
     vocab_size: int
     topology: Topology
+    siblings: str
     distance: float  # total variation
     largest_difference: float
     problems: tuple[str, ...]
 
 
-@struct.dataclass
-class ScriptedNoise(Noise):
-    """Noise whose every number is given: uniforms [B, N], next_uniform [B], gumbels [B, max depth + 1, V]."""
-
-    uniforms: Float[Array, "B N"]
-    next_uniform: Float[Array, "B"]
-    gumbels: Float[Array, "B D1 V"]
-
-    def accept(self, num_nodes):
-        return self.uniforms
-
-    def next_token(self):
-        return self.next_uniform
-
-    def gumbel(self, depths, vocab_size):
-        return self.gumbels[:, depths]
-
-
-def measure_coins(rule: Verifier, cases: list[Case], rng: np.random.Generator) -> list[CaseResult]:
+def measure_coins(
+    rule: Verifier, cases: list[Case], rng: np.random.Generator, dynamic: bool = False
+) -> list[CaseResult]:
     """Rules of the round stream: every draft times every cell of every coin.
 
     Args:
         rule: has the parts of `round_stream.RoundRule`.
-        cases: of one topology and vocabulary, all drawn or all chosen.
+        cases: of one topology, vocabulary and kind of siblings.
         rng: for the coins with which `verify` is compared to its parts.
+        dynamic: whether the verdicts are compared to those on a dynamic topology, too.
 
     Raises:
         ValueError: a part returns something of another form.
     """
-    drafts, owner = _all_drafts(cases)
-    nodes = cases[0].topology.num_nodes
-    arithmetic = _jit(rule.arithmetic)(drafts.p, _proposal(drafts, cases[0]))
-    accept = _checked(getattr(arithmetic, "accept", None), drafts.tokens.shape, "arithmetic(...).accept")
+    (drafts, owner), topology = all_drafts(cases), cases[0].topology
+
+    def thresholds_and_verdict(p, proposal, noise):
+        arithmetic = rule.arithmetic(p, proposal)
+        check_form(getattr(arithmetic, "accept", None), proposal.tokens.shape, "arithmetic(...).accept")
+        return arithmetic, rule.verify(p, proposal, noise)
 
     def outcome(p, proposal, arithmetic, coins, last):
         decided = rule.decide(arithmetic, proposal, coins)
@@ -79,46 +69,46 @@ def measure_coins(rule: Verifier, cases: list[Case], rng: np.random.Generator) -
         law = rule.next_law(p, proposal, arithmetic, *decided)
         return *decided, law, inverse_cdf(law, last)
 
-    # Behind the rows of the cells come rows of random coins, for which `verify` is compared to its parts.
-    rows, cell, coins, weight = _coin_cells(accept)
-    num_cells, rows = len(rows), np.concatenate([rows, np.arange(len(owner))])
-    uniforms, last = rng.random((len(owner), nodes)), rng.random(len(rows))
-    shown, of_rows = _take(drafts, rows), jax.tree.map(lambda x: np.asarray(x)[rows], arithmetic)
-    coins = np.concatenate([coins, uniforms])
-    n, path, law, token = _jit(outcome)(shown.p, _proposal(shown, cases[0]), of_rows, coins, last)
-    n = _checked(n, rows.shape, "num_accepted", integer=True)
-    path = _checked(path, (len(rows), cases[0].topology.max_depth), "path", integer=True)
-    law = _checked(law, (len(rows), cases[0].vocab_size), "next_law(...)")
-    breaches = _path_breaches(shown, cases[0].topology, n, path)
+    noise = noise_of(rule, rng.random(drafts.tokens.shape), rng.random(len(owner)))
+    arithmetic, verdict = compiled(thresholds_and_verdict)(drafts.p, proposal_of(drafts, cases[0]), noise)
+    accept = np.asarray(arithmetic.accept)
+    cells = coin_cells(accept, noise.uniforms, rng)
+    rows = cells.draft
+    last = np.concatenate([np.zeros(len(rows) - len(owner)), noise.next_uniform])
+    shown, of_rows = take(drafts, rows), jax.tree.map(lambda x: np.asarray(x)[rows], arithmetic)
+    n, path, law, token = compiled(outcome)(shown.p, proposal_of(shown, cases[0]), of_rows, cells.coins, last)
+    n = checked(n, rows.shape, "num_accepted", integer=True)
+    path = checked(path, (len(rows), topology.max_depth), "path", integer=True)
+    law = checked(law, (len(rows), cases[0].vocab_size), "next_law(...)")
+    breaches = path_breaches(shown, topology, n, path)
     breaches["a threshold is NaN"] = np.isnan(accept).any(1)[rows]
     # All probes of a cell must agree, or the declared threshold is not the one that the coins meet.
-    kept = np.where(np.arange(path.shape[1]) < n[:, None], path, 0)
-    signature = np.concatenate([n[:, None], kept], 1)
-    _, first, inverse = np.unique(cell, return_index=True, return_inverse=True)
-    disagree = (signature[:num_cells] != signature[first[inverse.reshape(-1)]]).any(1)
-    padding = np.zeros(len(owner), bool)
-    breaches["the outcome changes inside a coin's cell: acceptance must be u < accept, strictly"] = np.concatenate(
-        [disagree, padding]
-    )
+    outcomes = np.concatenate([n[:, None], kept_path(n, path)], 1)
+    breaches["the outcome changes inside a coin's cell: acceptance must be u < accept, strictly"] = (
+        outcomes != outcomes[cells.cell]
+    ).any(1)
     breaches["next_law is not a law: negative, not finite, or not summing to 1"] = ~(
         np.isfinite(law).all(1) & (law >= 0).all(1) & (np.abs(law.sum(1) - 1) <= LIMIT)
     )
     # The method that the loop calls must be the composition of the parts that were enumerated.
-    verdict = _jit(rule.verify)(drafts.p, _proposal(drafts, cases[0]), _noise(rule, uniforms, last[num_cells:]))
+    at_random = np.arange(len(rows) - len(owner), len(rows))
     differs = (
-        (np.asarray(verdict.num_accepted) != n[num_cells:])
-        | (np.where(kept[num_cells:] > 0, verdict.path, 0) != kept[num_cells:]).any(1)
-        | (np.asarray(verdict.next_token) != np.asarray(token)[num_cells:])
+        (np.asarray(verdict.num_accepted) != n[at_random])
+        | (kept_path(n[at_random], np.asarray(verdict.path)) != outcomes[at_random, 1:]).any(1)
+        | (np.asarray(verdict.next_token) != np.asarray(token)[at_random])
     )
-    breaches["verify differs from inverse_cdf(next_law, ...) behind decide(arithmetic, ...)"] = np.concatenate(
-        [np.zeros(num_cells, bool), differs]
-    )
-    weight = np.concatenate([drafts.probability[rows[:num_cells]] * weight, np.zeros(len(owner))])
+    padded = lambda flags: np.concatenate([np.zeros(len(rows) - len(flags), bool), flags])  # noqa: E731
+    breaches["verify differs from inverse_cdf(next_law, ...) behind decide(arithmetic, ...)"] = padded(differs)
+    if dynamic:
+        unlike = unlike_on_dynamic_topology(rule, cases[0], drafts, noise, verdict, rng)
+        breaches |= {problem: padded(flags) for problem, flags in unlike.items()}
+    weight = np.zeros(len(rows))
+    weight[: cells.num_cells] = drafts.probability[rows[: cells.num_cells]] * cells.weight
     return _results(cases, owner[rows], shown, n, path, law, weight, breaches)
 
 
 def measure_pointwise(
-    rule: Verifier, cases: list[Case], rng: np.random.Generator, random_draws: int = 8
+    rule: Verifier, cases: list[Case], rng: np.random.Generator, dynamic: bool = False, random_draws: int = 8
 ) -> list[CaseResult]:
     """Rules that emit the target's own text: every draft times every text that the noise can single out.
 
@@ -128,8 +118,8 @@ def measure_pointwise(
     A lossy rule may emit other texts, as far as its distance tells. That distance takes one noise for each text of the
     target, so the rule must do the same for every noise that singles out this text; otherwise a problem is filed.
     """
-    drafts, owner = _all_drafts(cases)
-    depth, vocab = cases[0].topology.max_depth, cases[0].vocab_size
+    (drafts, owner), topology = all_drafts(cases), cases[0].topology
+    depth, vocab = topology.max_depth, cases[0].vocab_size
     rows, expected, gumbels, weight, twins = [], [], [], [], []
     for i, case in enumerate(cases):
         law = joint_law(case.target)
@@ -147,14 +137,14 @@ def measure_pointwise(
         gumbels.append(np.tile(noise, (len(mine), 1, 1)))
         weight.append(np.outer(drafts.probability[mine], chance).reshape(-1))
     rows, expected, gumbels, weight, twins = map(np.concatenate, (rows, expected, gumbels, weight, twins))
-    shown = _take(drafts, rows)
-    noise = _noise(rule, rng.random(shown.tokens.shape), rng.random(len(rows)), gumbels)
-    verdict = _jit(rule.verify)(shown.p, _proposal(shown, cases[0]), noise)
-    n = _checked(verdict.num_accepted, rows.shape, "num_accepted", integer=True)
-    path = _checked(verdict.path, (len(rows), depth), "path", integer=True)
-    last = _checked(verdict.next_token, rows.shape, "next_token", integer=True)
-    breaches = _path_breaches(shown, cases[0].topology, n, path)
-    emitted = np.concatenate([_path_tokens(shown, path), np.zeros((len(rows), 1), int)], 1)
+    shown = take(drafts, rows)
+    noise = noise_of(rule, rng.random(shown.tokens.shape), rng.random(len(rows)), gumbels)
+    verdict = compiled(rule.verify)(shown.p, proposal_of(shown, cases[0]), noise)
+    n = checked(verdict.num_accepted, rows.shape, "num_accepted", integer=True)
+    path = checked(verdict.path, (len(rows), depth), "path", integer=True)
+    last = checked(verdict.next_token, rows.shape, "next_token", integer=True)
+    breaches = path_breaches(shown, topology, n, path)
+    emitted = np.concatenate([path_tokens(shown, path), np.zeros((len(rows), 1), int)], 1)
     emitted[np.arange(len(rows)), np.clip(n, 0, depth)] = last
     compared = np.arange(depth + 1) <= n[:, None]
     if rule.lossless:
@@ -164,12 +154,14 @@ def measure_pointwise(
     else:
         unlike = (n != n[twins]) | (compared & (emitted != emitted[twins])).any(1)
         breaches["the outcome depends on more than the drafts and the target's text: its law is not measured"] = unlike
+    if dynamic:
+        breaches |= unlike_on_dynamic_topology(rule, cases[0], shown, noise, verdict, rng)
     law = np.eye(vocab)[np.clip(last, 0, vocab - 1)]
     return _results(cases, owner[rows], shown, n, path, law, weight, breaches)
 
 
 def _results(cases, owner, shown, n, path, law, weight, breaches):
-    tokens, n = np.clip(_path_tokens(shown, path), 0, law.shape[-1] - 1), np.clip(n, 0, path.shape[1])
+    tokens, n = np.clip(path_tokens(shown, path), 0, law.shape[-1] - 1), np.clip(n, 0, path.shape[1])
     law, results = np.nan_to_num(law), []
     for i, case in enumerate(cases):
         mine = owner == i
@@ -177,75 +169,6 @@ def _results(cases, owner, shown, n, path, law, weight, breaches):
         difference = np.abs(joint - joint_law(case.target))
         problems = tuple(problem for problem, where in breaches.items() if where[mine].any())
         distance = float(difference.sum() / 2)
-        results.append(
-            CaseResult(case.name, case.vocab_size, case.topology, distance, float(difference.max()), problems)
-        )
+        found = (distance, float(difference.max()), problems)
+        results.append(CaseResult(case.name, case.vocab_size, case.topology, case.siblings, *found))
     return results
-
-
-def _coin_cells(accept):
-    """Rows of drafts and coins for every cell: (draft of each row, its cell, coins [R, N], probability [R])."""
-    num_drafts, nodes = accept.shape
-    h = np.clip(np.nan_to_num(accept), 0, 1)
-    probes = np.stack([np.zeros_like(h), np.nextafter(h, -1), h, np.full_like(h, np.nextafter(1, 0))], -1)
-    chance = np.stack([h, h, 1 - h, 1 - h], -1) / 2  # two probes per cell
-    combination = np.array(list(itertools.product(range(4), repeat=nodes)), int).reshape(4**nodes, nodes)
-    column = np.arange(nodes)
-    coins, chance = (x[:, column, combination] for x in (probes, chance))  # [D, 4^N, N]
-    draft, which = np.nonzero((chance > 0).all(-1))  # empty cells cannot happen
-    cell_number = (combination // 2) @ (2**column)
-    return draft, draft * 2**nodes + cell_number[which], coins[draft, which], chance[draft, which].prod(-1)
-
-
-def _path_breaches(drafts, topology, n, path):
-    """Rows whose accepted path leaves the tree, or holds an invalid node."""
-    nodes = topology.num_nodes
-    on_path = np.arange(path.shape[1]) < n[:, None]
-    parents = np.array((-1, *topology.parents))
-    node = np.clip(path, 0, nodes)
-    before = np.concatenate([np.zeros((len(n), 1), int), path], 1)[:, : path.shape[1]]
-    rooted = (path >= 1) & (path <= nodes) & (parents[node] == before)
-    valid = np.concatenate([np.zeros((len(n), 1), bool), drafts.valid], 1)
-    return {
-        "num_accepted is outside 0..max depth": (n < 0) | (n > path.shape[1]),
-        "the accepted path does not lead down from the root": (on_path & ~rooted).any(1),
-        "an invalid node is accepted": (on_path & ~np.take_along_axis(valid, node, 1)).any(1),
-    }
-
-
-def _path_tokens(drafts, path):
-    return np.take_along_axis(drafts.tokens, np.clip(path - 1, 0, max(drafts.tokens.shape[1] - 1, 0)), 1)
-
-
-def _all_drafts(cases):
-    parts = [enumerate_drafts(case) for case in cases]
-    owner = np.repeat(np.arange(len(cases)), [len(part.probability) for part in parts])
-    drafts = Drafts.concatenate(parts)
-    return drafts, owner
-
-
-def _take(drafts, rows):
-    return Drafts(*(getattr(drafts, field.name)[rows] for field in dataclasses.fields(Drafts)))
-
-
-def _proposal(drafts, case: Case):
-    law, siblings = (drafts.law, IID) if case.drawn else (None, FIXED)
-    return Proposal(drafts.tokens, law, drafts.valid, case.topology, siblings)
-
-
-def _noise(rule, uniforms, next_uniform, gumbels=None):
-    return ScriptedNoise(None, None, rule.stream, uniforms, next_uniform, gumbels)
-
-
-def _jit(function):
-    """Compiled without optimisation: each program runs once or twice."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
-
-
-def _checked(value, shape, what, integer=False):
-    """The value as numpy, after a look at its form."""
-    kind, name = (jnp.integer, "integers") if integer else (jnp.float64, "float64, as the laws it was given")
-    if not hasattr(value, "shape") or tuple(value.shape) != tuple(shape) or not jnp.issubdtype(value.dtype, kind):
-        found = f"{value.dtype}{list(value.shape)}" if hasattr(value, "shape") else repr(value)
-        raise ValueError(f"{what} must be {name}, of shape {list(shape)}; got {found}")
-    return np.asarray(value)

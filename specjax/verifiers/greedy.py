@@ -14,7 +14,7 @@ from specjax.verifiers.exact_match import follow
 
 @dataclasses.dataclass(frozen=True)
 class GreedyRule:
-    """Accepts while the draft is the target's most probable token; the next token is the target's at the difference.
+    """Accepts the path of the target's most probable tokens; the next token is the target's behind it.
 
     Lossless only for one-hot target laws (temperature 0), whatever law the drafts came from.
     """
@@ -24,7 +24,7 @@ class GreedyRule:
     stream: ClassVar[Stream] = Stream.ROUND
     siblings: ClassVar[frozenset[str]] = ANY_SIBLINGS
     greedy_only: ClassVar[bool] = True
-    trees: ClassVar[bool] = False
+    trees: ClassVar[bool] = True
 
     def verify(self, p: Float[Array, "B M V"], proposal: Proposal, noise: Noise) -> Verdict:
         """The verdict for target laws p of the root and the N nodes (M = N + 1); `noise` is not used."""

@@ -45,7 +45,7 @@ class LossyFixedAcceptance:
 
     def arithmetic(self, p: Float[Array, "B M V"], proposal: Proposal) -> Arithmetic:
         """Thresholds 1 and α."""
-        best = proposal.tokens == first_max(node_laws(p, proposal.topology))
+        best = proposal.tokens == first_max(node_laws(p, proposal))
         accept = jnp.where(best, jnp.ones((), p.dtype), self.alpha)
         return Arithmetic(accept=jnp.where(proposal.valid, accept, 0))
 

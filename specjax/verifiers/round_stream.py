@@ -11,7 +11,6 @@ from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, Int
 
@@ -27,11 +26,14 @@ class Arithmetic:
 
     Attributes:
         accept: [B, N] the threshold h of each node's coin: the coin u in [0, 1) is a success when u < h. May exceed 1.
-        weight: [B, N + 1] what p is multiplied by, after each node, in the correction law; None means 1.
+        weight: [B, N + 1] the rule's number per node that the correction law depends on; None where it needs none.
+        residual: [B, N + 1, V] the law of the token behind each node after all of the node's children failed, if the
+            rule has it at hand; a row of zeros stands for p.
     """
 
     accept: Float[Array, "B N"]
     weight: Float[Array, "B M"] | None = None
+    residual: Float[Array, "B M V"] | None = None
 
 
 @runtime_checkable
@@ -75,8 +77,7 @@ def drafted_probabilities(
     dtype = p.dtype if proposal.law is None else jnp.promote_types(p.dtype, proposal.law.dtype)
     tokens = jnp.clip(proposal.tokens, 0, p.shape[-1] - 1)
     rows = jnp.arange(p.shape[0])[:, None]
-    parents = np.asarray(proposal.topology.parents, np.int32)
-    p_x = p[rows, parents, tokens].astype(dtype)
+    p_x = p[rows, proposal.node_parents, tokens].astype(dtype)
     q_x = 1 if proposal.law is None else jnp.take_along_axis(proposal.law, tokens[..., None], -1)[..., 0].astype(dtype)
     return jnp.where(proposal.valid, p_x, 0), jnp.where(proposal.valid, q_x, jnp.zeros((), dtype))
 
@@ -117,6 +118,11 @@ def residual_law(
         q = jnp.take_along_axis(proposal.law, child[..., None], 1)[:, 0]
     w_n = 1 if weight is None else jnp.take_along_axis(weight, num_accepted[:, None], 1)
     residual = jnp.maximum(w_n * p_n - jnp.where(rejected, q, 0), 0)
+    return normalised(residual, p_n)
+
+
+def normalised(residual: Float[Array, "*B V"], fallback: Float[Array, "*B V"]) -> Float[Array, "*B V"]:
+    """The residual divided by its mass; the fallback where it has none."""
     mass = jnp.sum(residual, -1, keepdims=True)
     some = mass > 0
-    return jnp.where(some, residual / jnp.where(some, mass, 1), p_n)
+    return jnp.where(some, residual / jnp.where(some, mass, 1), fallback)
