@@ -13,6 +13,7 @@ from specjax.models.attention import Attention
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
 from specjax.models.layers import make_dense, make_norm
+from specjax.models.param_check import check_params_against
 from specjax.models.positions import sinusoidal
 
 
@@ -188,23 +189,10 @@ def check_params(config: TransformerConfig, params, role: str) -> None:
     Raises:
         ValueError: naming the first difference, what was expected and what came.
     """
-    wanted, given = _expected_params(config), _by_name(params)
-    for name in [*wanted, *given]:
-        if name not in given:
-            raise ValueError(f"the {role}'s parameters lack {name}, which its config asks for")
-        if name not in wanted:
-            raise ValueError(f"the {role}'s parameters hold {name}, which its config does not know")
-        want, have = wanted[name], given[name]
-        if not hasattr(have, "dtype") or want.shape != have.shape or want.dtype != have.dtype:
-            shape, dtype = getattr(have, "shape", "no shape"), getattr(have, "dtype", type(have).__name__)
-            raise ValueError(f"the {role}'s {name} must be {want.dtype}{list(want.shape)}; got {dtype}{list(shape)}")
+    check_params_against(_expected_params(config), params, f"the {role}")
 
 
 @functools.lru_cache(maxsize=64)
-def _expected_params(config: TransformerConfig) -> dict[str, jax.ShapeDtypeStruct]:
+def _expected_params(config: TransformerConfig):
     tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    return _by_name(jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens)["params"])
-
-
-def _by_name(params) -> dict[str, Any]:
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in jax.tree.leaves_with_path(params)}
+    return jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens)["params"]

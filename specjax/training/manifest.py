@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -54,6 +55,25 @@ def describe(value: Any) -> Any:
         return jnp.dtype(value).name
     except TypeError:
         raise ValueError(f"{value!r} cannot be written into a checkpoint's manifest; use numbers and strings") from None
+
+
+def rebuild(described: Any, classes: Mapping[str, type]) -> Any:
+    """The inverse of `describe` for the named dataclasses; lists come back as tuples.
+
+    Raises:
+        ValueError: a class or field that this version does not know.
+    """
+    if isinstance(described, list):
+        return tuple(rebuild(item, classes) for item in described)
+    if not isinstance(described, dict):
+        return described
+    fields = {name: rebuild(item, classes) for name, item in described.items() if name != "type"}
+    if "type" not in described:
+        return fields
+    try:
+        return classes[described["type"]](**fields)
+    except (TypeError, KeyError, ValueError) as error:
+        raise ValueError(f"{described['type']} was written by another version ({error}); retrain it") from None
 
 
 def identify(function: Any) -> Any:

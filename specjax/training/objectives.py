@@ -48,7 +48,7 @@ class NextToken:
     config: TransformerConfig
 
     def loss(self, params, batch, key, frozen=None):
-        inputs, labels, mask = _shifted(batch)
+        inputs, labels, mask = shifted(batch)
         log_q = losses.log_law(_forward(self.config, params, inputs, key))
         loss = losses.masked_mean(losses.cross_entropy(log_q, labels), mask)
         hits = first_max(jax.lax.stop_gradient(log_q)) == labels
@@ -102,7 +102,7 @@ class Distillation:
                 raise ValueError(f"{name} must be a positive number; got {getattr(self, name)}")
 
     def loss(self, params, batch, key, frozen=None):
-        inputs, labels, mask = _shifted(batch)
+        inputs, labels, mask = shifted(batch)
         target_logits = _forward(self.target, jax.lax.stop_gradient(frozen), inputs)
         log_p = losses.log_law(target_logits, self.target_temperature)
         log_q = losses.log_law(_forward(self.drafter, params, inputs, key), self.drafter_temperature)
@@ -124,16 +124,24 @@ class Distillation:
         return losses.DIVERGENCES[self.divergence](log_p, log_q, **options)
 
 
-def _shifted(batch: Batch) -> tuple[Int[Array, "B T"], Int[Array, "B T"], Bool[Array, "B T"]]:
-    """(inputs, labels, mask of the labels)."""
-    tokens = jnp.asarray(batch["tokens"])
-    if tokens.ndim != 2 or tokens.shape[1] < 2:
-        raise ValueError(f"a batch's tokens must be [rows, at least 2]; got shape {tokens.shape}")
-    mask = batch.get("mask")
+def read_batch(batch: Batch, least: int, why: str = "") -> tuple[Int[Array, "B T1"], Bool[Array, "B T1"]]:
+    """(tokens, mask) of a batch, the mask all set where none is given.
+
+    Raises:
+        ValueError: rows of fewer than `least` tokens (`why` ends the message), or a mask of another shape.
+    """
+    tokens, mask = jnp.asarray(batch["tokens"]), batch.get("mask")
+    if tokens.ndim != 2 or tokens.shape[1] < least:
+        raise ValueError(f"a batch's tokens must be [rows, at least {least}]{why}; got shape {tokens.shape}")
     if mask is not None and mask.shape != tokens.shape:
         raise ValueError(f"a batch's mask must have the shape of its tokens {tokens.shape}; got {mask.shape}")
-    labels = tokens[:, 1:]
-    return tokens[:, :-1], labels, jnp.ones(labels.shape, bool) if mask is None else jnp.asarray(mask, bool)[:, 1:]
+    return tokens, jnp.ones(tokens.shape, bool) if mask is None else jnp.asarray(mask, bool)
+
+
+def shifted(batch: Batch) -> tuple[Int[Array, "B T"], Int[Array, "B T"], Bool[Array, "B T"]]:
+    """(inputs, labels, mask of the labels)."""
+    tokens, mask = read_batch(batch, 2)
+    return tokens[:, :-1], tokens[:, 1:], mask[:, 1:]
 
 
 def _forward(config, params, tokens, key=None):

@@ -12,6 +12,8 @@ from specjax.models.config import RotaryScaling, TransformerConfig
 from specjax.models.transformer import LanguageModel
 from specjax.training import manifest as manifests
 
+CONFIGS = {"TransformerConfig": TransformerConfig, "RotaryScaling": RotaryScaling}
+
 
 def save_model(path, model: LanguageModel) -> None:
     """Writes config and parameters to the folder `path`, replacing a model that is there."""
@@ -25,14 +27,10 @@ def load_model(path) -> LanguageModel:
         ValueError: nothing there, damaged, or written for a config that this version does not know.
     """
     about, arrays = load_tree(path)
-    fields = {name: value for name, value in about["config"].items() if name != "type"}
     try:
-        scaling = fields["rotary_scaling"]
-        if scaling is not None:
-            fields["rotary_scaling"] = RotaryScaling(**{k: v for k, v in scaling.items() if k != "type"})
-        config = TransformerConfig(**fields)
-    except (TypeError, KeyError) as error:
-        raise ValueError(f"model {path} was written by another version: {error}; convert or retrain it") from None
+        config = manifests.rebuild(about["config"], CONFIGS)
+    except ValueError as error:
+        raise ValueError(f"model {path}: {error}") from None
     return LanguageModel(config=config, params=traverse_util.unflatten_dict(arrays, sep="."))
 
 

@@ -40,3 +40,22 @@ def test_rollback_changes_the_length_alone():
     cache = init_cache(TransformerConfig(vocab_size=5, d_model=8, num_layers=1, num_heads=2), 2, 6)
     back = cache.rollback(jnp.array([3, 1]))
     assert back.keys is cache.keys and back.values is cache.values and back.length.tolist() == [3, 1]
+
+
+@given(st.data())
+def test_compaction_brings_a_path_together_and_leaves_what_was_committed(data):
+    """Kept nodes rise along a path, so no slot is read after it was overwritten."""
+    rng = np.random.default_rng(1)
+    cache = init_cache(TransformerConfig(vocab_size=5, d_model=8, num_layers=2, num_heads=2), 2, 14)
+    cache = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape).astype("f")), cache.replace(length=None))
+    base = [data.draw(st.integers(0, 4)), data.draw(st.integers(0, 4))]
+    rises = st.lists(st.integers(1, 8), min_size=3, max_size=3, unique=True).map(sorted)
+    kept = [data.draw(rises), data.draw(rises)]
+    cache = cache.replace(length=jnp.array([9, 9]))
+    found = cache.compact(jnp.array(base), jnp.array(kept))
+    for before, after in zip(cache.keys + cache.values, found.keys + found.values, strict=True):
+        for row in range(2):
+            np.testing.assert_array_equal(after[row, :, : base[row] + 1], before[row, :, : base[row] + 1])
+            for place, node in enumerate(kept[row]):
+                np.testing.assert_array_equal(after[row, :, base[row] + 1 + place], before[row, :, base[row] + node])
+    assert found.length.tolist() == [9, 9]

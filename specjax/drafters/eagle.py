@@ -1,0 +1,59 @@
+"""EAGLE drafting a chain (arXiv 2401.15077, and 2503.01840 for version 3)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from specjax.drafters.eagle_pairs import EagleDrafter, Pairs
+from specjax.protocol import IID, Proposal
+from specjax.sampling import draw, first_max
+from specjax.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Eagle(EagleDrafter):
+    """Drafts γ tokens, each from the output for the pair of the last output and the last token.
+
+    Attributes:
+        model: the drafter's network.
+        draft_length: γ >= 1.
+    """
+
+    draft_length: int
+
+    siblings = IID
+
+    def __post_init__(self):
+        if self.draft_length < 1:
+            raise ValueError(f"draft_length must be at least 1; got {self.draft_length}. To draft nothing use Empty()")
+
+    @property
+    def topology(self) -> Topology:
+        return Topology.chain(self.draft_length)
+
+    def propose(self, params, state: Pairs, context, noise):
+        model, target_params, sampling = self.model, context.target_params, context.sampling
+
+        def choose(out: Float[Array, "B D"], source):
+            logits = model.logits(params, target_params, out)
+            if sampling.greedy:
+                return first_max(logits), None
+            law = sampling.law(logits)
+            return draw(law, source), law
+
+        def step(carry, source):
+            out, token, cache = carry
+            out, cache = model.run(params, target_params, out[:, None], token[:, None], cache)
+            token, law = choose(out[:, 0], source)
+            return (out[:, 0], token, cache), (token, law)
+
+        sources = noise.draft(self.draft_length)
+        out, cache, valid = self.catch_up(params, state, target_params)
+        first = choose(out, jax.tree.map(lambda x: x[0], sources))
+        (_, _, cache), rest = jax.lax.scan(step, (out, first[0], cache), jax.tree.map(lambda x: x[1:], sources))
+        tokens, law = jax.tree.map(
+            lambda one, more: jnp.concatenate([one[:, None], more.swapaxes(0, 1)], 1), first, rest
+        )
+        return Proposal(tokens, law, valid, self.topology), self.put_back(state, cache), context.target_cache

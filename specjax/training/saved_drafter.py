@@ -1,0 +1,57 @@
+"""A trained drafter on disk: its static description, feature layers and target included, and its parameters."""
+
+import dataclasses
+from typing import Any
+
+from flax import traverse_util
+
+from specjax.drafters import DRAFTERS
+from specjax.models.config import TransformerConfig
+from specjax.models.eagle_layer import EagleConfig
+from specjax.protocol import Drafter
+from specjax.topology import DynamicTopology, Topology
+from specjax.training import manifest as manifests
+from specjax.training.saved_model import CONFIGS, load_tree, save_tree
+
+CLASSES = CONFIGS | {cls.__name__: cls for cls in (Topology, DynamicTopology, EagleConfig, *DRAFTERS.values())}
+
+
+def save_drafter(path, drafter: Drafter, params: Any) -> None:
+    """Writes a drafter and its parameters (None for a family without) to the folder `path`.
+
+    Raises:
+        ValueError: parameters that do not fit the drafter, or a family that is not in DRAFTERS.
+    """
+    if type(drafter).__name__ not in CLASSES:
+        raise ValueError(f"{type(drafter).__name__} is not listed in specjax.drafters.DRAFTERS; add it there")
+    drafter.check_params(params)
+    save_tree(path, {"drafter": drafter, "has_params": params is not None}, {} if params is None else params)
+
+
+def load_drafter(path, target: TransformerConfig | None = None) -> tuple[Drafter, Any]:
+    """What `save_drafter` wrote, checked bit for bit: (drafter, parameters).
+
+    Args:
+        path: the folder.
+        target: config of the model it is going to draft for; None leaves that check to `generate`.
+
+    Raises:
+        ValueError: nothing there, damaged, written by another version, or trained for another target (other layers, so
+            other features).
+    """
+    about, arrays = load_tree(path)
+    try:
+        drafter = manifests.rebuild(about["drafter"], CLASSES)
+    except ValueError as error:
+        raise ValueError(f"drafter {path}: {error}") from None
+    params = traverse_util.unflatten_dict(arrays, sep=".") if about["has_params"] else None
+    drafter.check_params(params)
+    if target is not None and drafter.target not in (None, target):
+        differing = [
+            f.name for f in dataclasses.fields(target) if getattr(target, f.name) != getattr(drafter.target, f.name)
+        ]
+        raise ValueError(
+            f"drafter {path} was trained on the features of another target (its {', '.join(differing)} differ); "
+            "train it for this one"
+        )
+    return drafter, params
