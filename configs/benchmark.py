@@ -25,6 +25,8 @@ def get_config() -> ConfigDict:
     config.batches = (1, 4, 16)
     config.widths = (1, 2, 4, 8, 16, 32)
     config.draft_lengths = (1, 2, 4, 6, 8, 10, 12, 16)
+    config.tree_shape = (4, 1, 1, 1)  # 16 nodes, verified beside a chain of 16
+    config.cache_lengths = (64, 190)
     config.repeats = 5
     config.loop_repeats = 25
     config.turns = 20

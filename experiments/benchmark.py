@@ -12,9 +12,10 @@ from ml_collections import ConfigDict
 from experiments import decoding_speed as speed
 from experiments.decoding_speed import Setting
 from experiments.trained_pair import load_text
+from experiments.training_stage import Text
 from specjax.decoding.generate import Run, decode
 from specjax.decoding.state import State
-from specjax.drafters import Empty
+from specjax.drafters import Empty, IndependentTree
 from specjax.events import Progress
 from specjax.keys import Source
 from specjax.models import LanguageModel, TransformerConfig
@@ -26,6 +27,7 @@ from specjax.report.results import check_at_most, check_between
 from specjax.report.tables import text_table
 from specjax.report.writer import write_report
 from specjax.sampling import Sampling, draw, first_max
+from specjax.topology import Topology
 from specjax.training.saved_model import load_model
 
 ROW_COLUMNS = (
@@ -63,6 +65,8 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict:
     print("\nSeconds of one target forward with laws and verdict:\n\n" + text_table(widths))
     plain = minimal_loop(config, target, prompts[0])
     print("\nTarget-only decoding against a minimal hand-written loop:\n\n" + text_table(plain))
+    trees = tree_cost(config, text, target, drafter)
+    print("\nVerifying a tree against a chain of as many tokens:\n\n" + text_table(trees))
     rows = draft_lengths(config, target, drafter, prompts)
     print("\n" + text_table(rows, ROW_COLUMNS))
     best = {row["temperature"]: max(rows_at(rows, row["temperature"]), key=lambda r: r["speedup"]) for row in rows}
@@ -76,10 +80,11 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict:
         environment=environment(peak),
         results={
             "rows": rows,
-            "checks": checks(rows, plain),
+            "checks": checks(rows, plain, trees),
             "best_draft_length": {f"temperature_{t:g}": row["draft_length"] for t, row in best.items()},
             "width_seconds": widths,
             "target_only": plain,
+            "tree_cost": trees,
         },
         plots=figures(rows, widths),
     )
@@ -108,6 +113,29 @@ def width_curve(config: ConfigDict, target: LanguageModel, prompts) -> list[dict
                     {"batch": batch, "width": width, **each, "seconds_per_token": each["seconds"] / width / batch}
                 )
             progress.update()
+    return records
+
+
+def tree_cost(config: ConfigDict, text: Text, target: LanguageModel, drafter: LanguageModel) -> list[dict]:
+    """Seconds of forward, rule and compaction for a tree and for a chain of as many nodes, by cache length."""
+    tree = Topology.from_shape(config.tree_shape)
+    settings = {
+        "chain": Setting.independent("chain", drafter, tree.num_nodes, "token", 1.0),
+        **{f"tree, {rule}": Setting("tree", IndependentTree(drafter.config, tree), drafter.params, rule, 1.0)
+           for rule in ("multi_round", "traversal")},
+    }  # fmt: skip
+    records = []
+    for length in config.cache_lengths:
+        prompt = text.prompts(1, length, config.seed)
+        runs = {name: speed.start(target, setting, prompt, config.new_tokens) for name, setting in settings.items()}
+        thunks = {name: costs.probes(run, (), config.turns)["verify"] for name, run in runs.items()}
+        seconds = timing.interleave(thunks, config.loop_repeats)
+        for name, values in seconds.items():
+            records.append({
+                "cache_length": length, "nodes": tree.num_nodes, "shape": name,
+                "seconds": float(np.median(values)) / config.turns,
+                "over_chain": timing.median_of_ratios(values, seconds["chain"]),
+            })  # fmt: skip
     return records
 
 
@@ -159,16 +187,17 @@ def draft_lengths(config: ConfigDict, target: LanguageModel, drafter: LanguageMo
     """One row per temperature and draft length, γ = 0 among them."""
     rows = []
     for temperature, verifier in ((0.0, "greedy"), (1.0, "token")):
-        settings = [
-            Setting(config.drafter if length else "none", drafter if length else None, length, verifier, temperature)
-            for length in (0, *config.draft_lengths)
+        settings = [Setting.target_only(verifier, temperature)]
+        settings += [
+            Setting.independent(config.drafter, drafter, length, verifier, temperature)
+            for length in config.draft_lengths
         ]
         arguments = (settings, prompts, config.new_tokens, config.repeats)
         timed = list(speed.time_settings(target, *arguments, turns=config.turns).values())
         for record in timed:
-            row = speed.row(record, timed[0], None if record.setting.model is None else "see models")
+            row = speed.row(record, timed[0], None if record.setting.drafter is None else "see models")
             ideal = record.parts.get("ideal")
-            rounds = np.array(record.seconds) / record.counts.rounds.sum()
+            rounds = np.array(record.seconds) / record.calls
             extra = {
                 "ideal_round_ratio": float(np.median(rounds / np.array(ideal))) if ideal else None,
                 "overhead_seconds": float(np.median(rounds - np.array(ideal))) if ideal else None,
@@ -177,9 +206,13 @@ def draft_lengths(config: ConfigDict, target: LanguageModel, drafter: LanguageMo
     return rows
 
 
-def checks(rows: list[dict], plain: list[dict]) -> list[dict]:
+def checks(rows: list[dict], plain: list[dict], trees: list[dict]) -> list[dict]:
     """The loop's own costs, and whether the cost model describes what was measured."""
     result = [check_at_most(f"temperature {r['temperature']:g}: γ = 0 / minimal loop", r["ratio"], 1.03) for r in plain]
+    for row in trees:
+        if row["shape"] != "chain":
+            name = f"{row['shape']} rule, {row['nodes']} nodes, cache length {row['cache_length']}: verify / chain's"
+            result.append(check_at_most(name, row["over_chain"], 1.15))
     for row in rows:
         if row["draft_length"]:
             name = f"temperature {row['temperature']:g}, γ = {row['draft_length']}"

@@ -16,6 +16,7 @@ from specjax.drafters import Independent
 from specjax.events import Progress
 from specjax.keys import Noise, Stream
 from specjax.models import LanguageModel
+from specjax.protocol import Drafter
 from specjax.report import costs, metrics, timing
 from specjax.report.metrics import CountTable
 from specjax.report.results import comparison_row
@@ -25,25 +26,51 @@ from specjax.verifiers import VERIFIERS
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One way of decoding: a drafter (or None for target-only), a rule and a temperature."""
+    """One way of decoding.
 
-    drafter: str
-    model: LanguageModel | None
-    draft_length: int
+    Attributes:
+        label: the drafter's name in tables; "none" for target-only decoding.
+        drafter, params: what proposes; None for target-only decoding.
+        verifier: name of the rule.
+        temperature: of both models.
+        batch: prompts decoded at once.
+    """
+
+    label: str
+    drafter: Drafter | None
+    params: Any
     verifier: str
     temperature: float
+    batch: int = 1
+
+    @classmethod
+    def independent(cls, label: str, model: LanguageModel, draft_length: int, verifier: str, temperature: float):
+        """A smaller language model drafts a chain."""
+        return cls(label, Independent(model.config, draft_length), model.params, verifier, temperature)
+
+    @classmethod
+    def target_only(cls, verifier: str, temperature: float, batch: int = 1):
+        """The baseline."""
+        return cls("none", None, None, verifier, temperature, batch)
+
+    @property
+    def draft_length(self) -> int:
+        return 0 if self.drafter is None else self.drafter.draft_length
+
+    @property
+    def nodes(self) -> int:
+        return 0 if self.drafter is None else self.drafter.topology.num_nodes
 
     @property
     def name(self) -> str:
-        return f"{self.drafter} γ={self.draft_length} {self.verifier} T={self.temperature:g}"
+        return f"{self.label} γ={self.draft_length} {self.verifier} T={self.temperature:g} B={self.batch}"
 
     @property
     def arguments(self) -> dict[str, Any]:
         """For `generate`."""
         arguments = {"verifier": self.verifier, "sampling": Sampling.of(self.temperature)}
-        if self.model is not None:
-            arguments["drafter"] = Independent(self.model.config, self.draft_length)
-            arguments["drafter_params"] = self.model.params
+        if self.drafter is not None:
+            arguments |= {"drafter": self.drafter, "drafter_params": self.params}
         return arguments
 
 
@@ -73,9 +100,9 @@ class Costs:
         return float(np.interp(draft_length + 1, widths, [self.verify[w] for w in widths])) / self.step
 
 
-def start(target: LanguageModel, setting: Setting, prompt, new_tokens: int) -> Run:
-    """A call with its prompt prefilled."""
-    return Run.start(target, [prompt], max_new_tokens=new_tokens, **setting.arguments)
+def start(target: LanguageModel, setting: Setting, prompts: Sequence, new_tokens: int) -> Run:
+    """A call with its prompts prefilled."""
+    return Run.start(target, prompts, max_new_tokens=new_tokens, **setting.arguments)
 
 
 def survey(target: LanguageModel, setting: Setting, prompts: Sequence, new_tokens: int) -> CountTable:
@@ -93,12 +120,11 @@ def measure_costs(
     turns: int = 30,
 ) -> Costs:
     """Costs at batch 1, before anything is decoded; the step is the width-1 forward."""
-    width = setting.draft_length + 1
-    thunks = costs.probes(start(target, setting, prompt, new_tokens), (*sorted({*widths, width}),), turns)
+    thunks = costs.probes(start(target, setting, [prompt], new_tokens), tuple(sorted(widths)), turns)
     thunks.pop("draft")
     seconds = {name: np.array(values) / turns for name, values in timing.interleave(thunks, repeats).items()}
     verify = {width: float(np.median(seconds[f"verify {width}"])) for width in widths}
-    draft = draft_seconds(seconds["ideal"], seconds[f"verify {width}"], setting.draft_length)
+    draft = draft_seconds(seconds["ideal"], seconds["verify"], setting.draft_length)
     return Costs(step=verify[1], verify=verify, draft=float(np.median(draft)))
 
 
@@ -134,7 +160,13 @@ class Timed:
 
     @property
     def round_seconds(self) -> float:
-        return float(np.median(self.seconds) / self.counts.rounds.sum())
+        return float(np.median(self.seconds) / self.calls)
+
+    @property
+    def calls(self) -> int:
+        """Rounds of the loop: a batch goes on until its last row has finished."""
+        rounds, size = self.counts.rounds, self.setting.batch
+        return int(sum(rounds[at : at + size].max() for at in range(0, len(rounds), size)))
 
 
 def time_settings(
@@ -145,7 +177,7 @@ def time_settings(
     repeats: int,
     turns: int = 12,
 ) -> dict[str, Timed]:
-    """Decode all prompts one by one under every setting, in turns, `repeats` times.
+    """Decode all prompts, a setting's batch at a time, under every setting, in turns, `repeats` times.
 
     The ideal round and its verify are timed in the same turns, so that a prediction made of them shares the machine's
     drift. Everything is compiled and run once before the clock starts; seconds exclude prefill.
@@ -153,15 +185,21 @@ def time_settings(
     timed = {setting.name: Timed(setting) for setting in settings}
     parts = {}
     for setting in settings:
-        if setting.model is not None:
-            width = setting.draft_length + 1
-            probes = costs.probes(start(target, setting, prompts[0], new_tokens), (width,), turns)
-            parts[setting.name] = {"ideal": probes["ideal"], "verify": probes[f"verify {width}"]}
+        if setting.drafter is not None and setting.batch == 1:  # the cost model is of one row
+            probes = costs.probes(start(target, setting, prompts[: setting.batch], new_tokens), (), turns)
+            parts[setting.name] = {"ideal": probes["ideal"], "verify": probes["verify"]}
     with Progress((repeats + 1) * len(settings), "timing", unit="run") as progress:
         for turn, (name, record) in itertools.product(range(repeats + 1), timed.items()):
+            size = record.setting.batch
             results = [
-                generate(target, [prompt], max_new_tokens=new_tokens, seed=seed, **record.setting.arguments)
-                for seed, prompt in enumerate(prompts)
+                generate(
+                    target,
+                    prompts[at : at + size],
+                    max_new_tokens=new_tokens,
+                    seed=list(range(at, at + len(prompts[at : at + size]))),
+                    **record.setting.arguments,
+                )
+                for at in range(0, len(prompts), size)
             ]
             part_seconds = {part: timing.seconds_of(thunk) / turns for part, thunk in parts.get(name, {}).items()}
             progress.update()
@@ -171,7 +209,7 @@ def time_settings(
             record.prefill_seconds.append(sum(result.prefill_seconds for result in results))
             for part, seconds in part_seconds.items():
                 record.parts.setdefault(part, []).append(seconds)
-            record.tokens = [result.tokens[0] for result in results]
+            record.tokens = [tokens for result in results for tokens in result.tokens]
             record.counts = CountTable.concatenate([result.counts for result in results])
     return timed
 
@@ -184,8 +222,8 @@ def row(record: Timed, baseline: Timed, objective: str | None) -> dict[str, Any]
         "prefill_seconds": float(np.median(record.prefill_seconds)) / len(record.tokens),
     }
     predicted = cost_ratio = None
-    if setting.model is not None:
-        step = np.array(baseline.seconds) / baseline.counts.rounds.sum()
+    if record.parts:
+        step = np.array(baseline.seconds) / baseline.calls
         draft = draft_seconds(record.parts["ideal"], record.parts["verify"], setting.draft_length)
         cost_ratio = float(np.median(draft / step))
         verify_ratio = float(np.median(np.array(record.parts["verify"]) / step))
@@ -204,12 +242,12 @@ def row(record: Timed, baseline: Timed, objective: str | None) -> dict[str, Any]
             "survival_per_depth": survival,
         }
     result = comparison_row(
-        drafter=setting.drafter,
+        drafter=setting.label,
         objective=objective,
         verifier=setting.verifier,
         lossless=VERIFIERS[setting.verifier].lossless,
         temperature=setting.temperature,
-        batch=1,
+        batch=setting.batch,
         draft_length=setting.draft_length,
         counts=counts,
         tokens_per_second=record.tokens_per_second,

@@ -7,7 +7,8 @@ from ml_collections import ConfigDict
 
 from experiments import decoding_speed as speed
 from experiments.decoding_speed import Setting
-from experiments.trained_pair import Text, prepare_text, train_drafter, train_target
+from experiments.trained_pair import prepare_text, train_drafter, train_target
+from experiments.training_stage import Text
 from specjax.decoding import generate
 from specjax.drafters import Independent
 from specjax.keys import row_keys
@@ -107,7 +108,7 @@ def survey_drafters(config: ConfigDict, text: Text, target: LanguageModel, draft
     surveys = {}
     for name, model in drafters.items():
         for temperature, verifiers in zip((0.0, 1.0), decoding.verifiers, strict=True):
-            setting = Setting(name, model, max(decoding.draft_lengths), verifiers[0], temperature)
+            setting = Setting.independent(name, model, max(decoding.draft_lengths), verifiers[0], temperature)
             surveys[name, temperature] = speed.survey(target, setting, prompts, decoding.survey_new_tokens)
     return surveys
 
@@ -116,24 +117,24 @@ def measure(config: ConfigDict, text: Text, target: LanguageModel, drafters: dic
     """Pick each drafter's draft length by prediction, then time every setting in turns."""
     decoding = config.decoding
     prompts = text.prompts(decoding.timed_prompts, decoding.prompt_length, config.seed + 3)
-    first = Setting("", next(iter(drafters.values())), decoding.common_draft_length, "token", 1.0)
+    first = Setting.independent("", next(iter(drafters.values())), decoding.common_draft_length, "token", 1.0)
     arguments = (prompts[0], decoding.new_tokens)
     costs = speed.measure_costs(target, first, *arguments, decoding.widths, decoding.repeats)
 
     settings = []
     for temperature, verifiers in zip((0.0, 1.0), decoding.verifiers, strict=True):
-        settings += [Setting("none", None, 0, verifiers[0], temperature)]
+        settings += [Setting.target_only(verifiers[0], temperature)]
         for name, model in drafters.items():
             survival = metrics.survival_per_depth(surveys[name, temperature])
             length = speed.best_draft_length(survival, costs, decoding.draft_lengths)
-            settings += [Setting(name, model, length, verifier, temperature) for verifier in verifiers]
+            settings += [Setting.independent(name, model, length, verifier, temperature) for verifier in verifiers]
     timed = speed.time_settings(target, settings, prompts, decoding.new_tokens, decoding.repeats)
     rows = []
     for record in timed.values():
-        peers = [r for r in timed.values() if r.setting.model is None]
+        peers = [r for r in timed.values() if r.setting.drafter is None]
         baseline = speed.fastest([r for r in peers if r.setting.temperature == record.setting.temperature])
         objective = {"none": None, "corpus": "next_token", "distilled": config.distillation.divergence}
-        rows.append(speed.row(record, baseline, objective[record.setting.drafter]))
+        rows.append(speed.row(record, baseline, objective[record.setting.label]))
     return timed, rows, costs
 
 
@@ -141,13 +142,13 @@ def exactness(config: ConfigDict, text: Text, target: LanguageModel, model: Lang
     """Texts compared token for token with target-only decoding; where one parts, a near-tie must explain it."""
     decoding = config.decoding
     prompts = text.prompts(decoding.timed_prompts, decoding.prompt_length, config.seed + 3)
-    plain = next(r for r in timed.values() if r.setting.model is None and r.setting.temperature == 0)
+    plain = next(r for r in timed.values() if r.setting.drafter is None and r.setting.temperature == 0)
     checks = []
     for record in timed.values():
-        if record.setting.model is not None and record.setting.temperature == 0:
+        if record.setting.drafter is not None and record.setting.temperature == 0:
             triples = zip(prompts, plain.tokens, record.tokens, strict=True)
             gaps = [speed.gap_where_texts_part(target, *triple) for triple in triples]
-            checks.append(_equal_texts(f"temperature 0: {record.setting.drafter} drafter gives target-only text", gaps))
+            checks.append(_equal_texts(f"temperature 0: {record.setting.label} drafter gives target-only text", gaps))
 
     prompts = text.prompts(decoding.coupled_prompts, decoding.prompt_length, config.seed + 5)
     drafter = Independent(model.config, decoding.common_draft_length)

@@ -8,50 +8,28 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from experiments.training_stage import Text, TrainingStage, plain
 from specjax.data.pipeline import (
-    PipelineConfig,
     TokenizedText,
     bits_per_byte,
     encode_documents,
     evaluation_batches,
-    held_out_prompts,
-    pipeline_fingerprint,
-    training_batches,
 )
 from specjax.data.text import JsonLines, StandardLibrary, TextFiles, load_corpus
-from specjax.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer, load_tokenizer
+from specjax.data.tokenizer import BPETokenizer, ByteTokenizer, load_tokenizer
 from specjax.drafters import Independent
-from specjax.events import EventWriter, Progress
 from specjax.models import LanguageModel, TransformerConfig
 from specjax.report.stages import Stages
 from specjax.sampling import Sampling
-from specjax.training.checkpoints import Checkpoints
-from specjax.training.fit import FitResult, Schedule, fit
 from specjax.training.mixture import Mixture
 from specjax.training.objectives import Distillation, NextToken
 from specjax.training.rollouts import HeldOutDecoding, HeldOutLoss, Sampled, TextSample
 from specjax.training.saved_model import load_model, save_model
-from specjax.training.state import OptimizerConfig
 
 SOURCES = {"standard_library": StandardLibrary, "files": TextFiles, "jsonl": JsonLines}
-
-
-@dataclasses.dataclass(frozen=True)
-class Text:
-    """Tokenized text, split into training and held-out documents."""
-
-    tokenizer: Tokenizer
-    train: TokenizedText
-    held_out: TokenizedText
-
-    def prompts(self, num: int, length: int, seed: int) -> list[np.ndarray]:
-        """Held-out prompts of one length, none across the edge of a document."""
-        end = self.tokenizer.end_of_text
-        return held_out_prompts(self.held_out.tokens, num, length, length, seed, end_of_text=end)
 
 
 def prepare_text(config: ConfigDict, stages: Stages) -> Text:
@@ -109,12 +87,12 @@ def train_target(config: ConfigDict, stages: Stages, text: Text) -> tuple[Langua
     model = TransformerConfig(vocab_size=text.tokenizer.vocab_size, **config.target.to_dict())
     training = config.target_training
     evaluators = [
-        _held_out_loss(text, NextToken(model), training),
+        held_out_loss(text, NextToken(model), training),
         TextSample(model, text.prompts(1, 16, config.seed)[0], min(64, training.window - 16), text.tokenizer.decode),
     ]
     inputs = {"model": config.target, "training": training, "seed": config.seed, "text": stages.hash_of("text")}
-    run = _Training(config, text, NextToken(model), model, training, evaluators, best=None)
-    return stages.run("target", _plain(inputs), run, _load_trained)
+    run = TrainingStage(config, text, NextToken(model), *_whole_model(model), training, evaluators)
+    return stages.run("target", plain(inputs), run, _load_trained)
 
 
 def train_drafter(
@@ -153,92 +131,22 @@ def train_drafter(
         "decoding": [config.decoding.prompt_length, config.decoding.common_draft_length],
         "distillation": distillation if distilled else None,
     }
-    run = _Training(
+    run = TrainingStage(
         config,
         text,
         objectives[name](),
-        model,
+        *_whole_model(model),
         training,
         evaluators,
         best="held_out/block_efficiency",
         frozen=target.params if distilled else None,
         prepare=mixture,
     )
-    return stages.run(f"drafter_{name}", _plain(inputs), run, _load_trained)
+    return stages.run(f"drafter_{name}", plain(inputs), run, _load_trained)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Training:
-    """Runs `fit` in a stage's folder, with checkpoints, events and a progress bar, and saves the model."""
-
-    config: ConfigDict
-    text: Text
-    objective: Any
-    model: TransformerConfig
-    training: ConfigDict
-    evaluators: list
-    best: str | None
-    frozen: Any = None
-    prepare: Any = None
-
-    def __call__(self, folder: pathlib.Path) -> dict:
-        training = self.training
-        pipeline = PipelineConfig(training.window, training.batch_size, self.config.seed)
-        checkpoints = Checkpoints(
-            folder / "checkpoints",
-            pipeline=pipeline_fingerprint(self.text.train.tokens, pipeline),
-            best=self.best,
-            keep=1,
-        )
-        start = checkpoints.latest_step() or 0
-        initial = LanguageModel.init(self.model, jax.random.key(self.config.seed))
-        label = folder.name.replace("_", " ")
-        with (
-            EventWriter(folder / "events", resume_step=start + 1 if start else None) as writer,
-            Progress(training.steps, f"training {label}") as progress,
-        ):
-            writer.table("config/all", self.config.to_dict())
-            result = fit(
-                self.objective,
-                initial.params,
-                training_batches(self.text.train.tokens, pipeline),
-                OptimizerConfig(total_steps=training.steps, **training.optimizer.to_dict()),
-                Schedule(
-                    training.steps, training.log_every, training.eval_every, training.save_every, self.config.seed
-                ),
-                frozen=self.frozen,
-                prepare=self.prepare,
-                evaluators=self.evaluators,
-                checkpoints=checkpoints,
-                writer=writer,
-                progress=progress,
-            )
-        params = self._best_params(checkpoints, result)
-        save_model(folder / "model", LanguageModel(self.model, params))
-        best_step = checkpoints.best_step()
-        checkpoints.close()
-        chosen = [record for record in result.evaluations if record["step"] == best_step] or result.evaluations[-1:]
-        return {
-            "parameters": initial.num_params,
-            "steps": training.steps,
-            "tokens": training.steps * training.batch_size * training.window,
-            "tokens_per_second": result.tokens_per_second,
-            "flop_utilisation": result.flop_utilisation,
-            "matmul_flops_per_second": result.peak_flops,
-            "best_step": best_step,
-            "held_out": {name: value for name, value in chosen[0].items() if name != "step"},
-            "history": [{"step": r["step"], "loss": r["loss"]} for r in result.history],
-            "evaluations": result.evaluations,
-        }
-
-    def _best_params(self, checkpoints: Checkpoints, result: FitResult):
-        step = checkpoints.best_step()
-        if step is None or step == int(result.state.step):
-            return result.state.eval_params
-        return checkpoints.restore(result.state, step=step).eval_params
-
-
-def _held_out_loss(text: Text, objective: NextToken, training: ConfigDict) -> HeldOutLoss:
+def held_out_loss(text: Text, objective: NextToken, training: ConfigDict) -> HeldOutLoss:
+    """Evaluator: cross entropy, perplexity and bits per byte on held-out windows."""
     batches = list(
         evaluation_batches(text.held_out.tokens, training.window, training.batch_size, training.eval_batches)
     )
@@ -250,5 +158,13 @@ def _load_trained(folder: pathlib.Path, result: dict) -> tuple[LanguageModel, di
     return load_model(folder / "model"), result
 
 
-def _plain(inputs: Mapping[str, Any]) -> dict:
-    return {name: value.to_dict() if isinstance(value, ConfigDict) else value for name, value in inputs.items()}
+def _whole_model(model: TransformerConfig):
+    """How a language model of its own begins, and how it is saved."""
+
+    def initial(key):
+        return LanguageModel.init(model, key).params
+
+    def save(folder: pathlib.Path, params):
+        save_model(folder / "model", LanguageModel(model, params))
+
+    return initial, save

@@ -1,7 +1,8 @@
 """What the parts of a round cost, each measured alone in one jitted loop on the real state of a real call.
 
     draft      propose + commit of the drafter
-    verify     target forward of a chain of w tokens, their laws and the rule's verdict, for any width w
+    verify     target forward of the drafter's own proposal, laws, verdict and compaction of the path
+    verify w   the same for a chain of w tokens, for any width w
     ideal      draft and verify together, and nothing else: no buffers, counts, log-probabilities or stopping
 
 A loop's input changes from turn to turn, so that XLA cannot move a part of it out of the loop.
@@ -23,15 +24,16 @@ from specjax.topology import Topology
 
 
 def probes(run: Run, widths: tuple[int, ...], turns: int) -> dict[str, Callable[[], jax.Array]]:
-    """Thunks that repeat one part `turns` times, for `timing.interleave`: "draft", "ideal" and "verify w" per width.
+    """Thunks that repeat one part `turns` times, for `timing.interleave`: those above by name.
 
-    A drafter without depth has only "verify" thunks.
+    A drafter without depth has only "verify w" thunks.
     """
     arguments = run.decoder, turns
     thunks = {}
     if run.decoder.drafter.draft_length:
         thunks["draft"] = lambda: _draft(*arguments, run.inputs, run.state)
         thunks["ideal"] = lambda: _ideal(*arguments, run.inputs, run.state)
+        thunks["verify"] = lambda: _verify(*arguments, None, run.inputs, run.state)
     for width in widths:
         thunks[f"verify {width}"] = functools.partial(_verify, *arguments, width, run.inputs, run.state)
     return thunks
@@ -96,19 +98,24 @@ def _ideal(decoder: Decoder, turns: int, inputs: Inputs, state: State):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _verify(decoder: Decoder, turns: int, width: int, inputs: Inputs, state: State):
-    batch, vocab = state.length.shape[0], decoder.target.vocab_size
-    shape = batch, width - 1
-    law = None if inputs.draft_sampling.greedy or width == 1 else jnp.full((*shape, vocab), 1 / vocab, jnp.float32)
+def _verify(decoder: Decoder, turns: int, width: int | None, inputs: Inputs, state: State):
+    vocab = decoder.target.vocab_size
+    if width is None:
+        proposal, state = _propose(decoder, inputs, state, 0)
+    else:
+        shape = state.length.shape[0], width - 1
+        law = None if inputs.draft_sampling.greedy or width == 1 else jnp.full((*shape, vocab), 1 / vocab, jnp.float32)
+        tokens = jnp.broadcast_to(state.pending[:, None], shape)
+        proposal = Proposal(tokens, law, jnp.ones(shape, bool), Topology.chain(width - 1))
 
     def body(turn, carry):
-        nodes, cache = carry
-        proposal = Proposal(nodes[:, 1:], law, jnp.ones(shape, bool), Topology.chain(width - 1))
-        verdict, cache, _ = _judge(decoder, inputs, state.replace(target_cache=cache), nodes[:, 0], proposal, turn)
-        return (nodes + verdict.next_token[:, None] + 1) % vocab, cache
+        pending, tokens, cache = carry
+        drafts = proposal.replace(tokens=tokens)
+        verdict, cache, _ = _judge(decoder, inputs, state.replace(target_cache=cache), pending, drafts, turn)
+        moved = verdict.next_token + 1
+        return (pending + moved) % vocab, (tokens + moved[:, None]) % vocab, cache
 
-    nodes = jnp.broadcast_to(state.pending[:, None], (batch, width))
-    return jax.lax.fori_loop(0, turns, body, (nodes, state.target_cache))[0]
+    return jax.lax.fori_loop(0, turns, body, (state.pending, proposal.tokens, state.target_cache))[:2]
 
 
 def _judge(decoder: Decoder, inputs: Inputs, state: State, pending, proposal: Proposal, turn):

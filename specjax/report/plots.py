@@ -182,17 +182,19 @@ def training_curves(
     quantity: str,
     title: str,
     log: bool = False,
+    steps: str = "training step",
 ) -> Figure:
-    """A quantity against the training step, one line per run.
+    """A quantity against the training step, or against another count, one line per run.
 
     Args:
         series: (steps, values) by name.
         quantity: label of the axis, with its unit.
         log: logarithmic values.
+        steps: label of the other axis.
     """
-    figure, axes = _figure(title, "training step", quantity)
-    for index, (name, (steps, values)) in enumerate(series.items()):
-        _line(axes, index, steps, values, label=name, marker="" if len(steps) > 30 else None)
+    figure, axes = _figure(title, steps, quantity)
+    for index, (name, (at, values)) in enumerate(series.items()):
+        _line(axes, index, at, values, label=name, marker="" if len(at) > 30 else None)
     if log:
         axes.set_yscale("log")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))

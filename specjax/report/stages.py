@@ -7,6 +7,7 @@
 A stage is identified by its inputs, not by the code: after a change of code, remove its folder.
 """
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -14,7 +15,7 @@ import os
 import pathlib
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from specjax.report.environment import git_state
@@ -26,13 +27,21 @@ KEYS = {"hash", "result", "seconds", "finished_at", "git_commit"}
 class Stages:
     """The stages of one run of an experiment.
 
+    Args:
+        workdir: where the stages are.
+        echo: says what happens.
+        borrow: workdirs of other runs: a stage that was finished there with the same inputs is reused where it lies.
+
     Attributes:
         records: one flat record per stage so far, for the report: "stage", "seconds" (of the attempt that finished it),
             "reused", "finished_at" (UTC) and "git_commit" of that attempt.
     """
 
-    def __init__(self, workdir: str | os.PathLike, echo: Callable[[str], Any] = print):
+    def __init__(
+        self, workdir: str | os.PathLike, echo: Callable[[str], Any] = print, borrow: Sequence[str | os.PathLike] = ()
+    ):
         self.folder = pathlib.Path(workdir) / "stages"
+        self.lenders = [pathlib.Path(other) / "stages" for other in borrow]
         self.echo = echo
         self.records: list[dict[str, Any]] = []
         self._hashes: dict[str, str] = {}
@@ -66,10 +75,10 @@ class Stages:
         folder, inputs = self.folder / name, jsonable(inputs)
         digest = _hash(inputs)
 
-        started, finished = _read(folder / "stage.json"), _read(folder / "result.json")
+        started, finished = _read(folder / "stage.json"), _finished(folder, digest)
         same = started is not None and started.get("hash") == digest
         damaged = "its result is damaged" if (folder / "result.json").exists() else None
-        if same and finished is not None and finished.keys() >= KEYS and finished["hash"] == digest:
+        if same and finished is not None:
             try:
                 value = load(folder, finished["result"])
             except (ValueError, OSError) as error:
@@ -77,6 +86,13 @@ class Stages:
             else:
                 self.echo(f"{name}: finished earlier, reused")
                 return self._done(name, finished, value, reused=True)
+        for lender in self.lenders:
+            finished = _finished(lender / name, digest)
+            if finished is not None and lender != self.folder:
+                with contextlib.suppress(ValueError, OSError):  # damaged there: run it here
+                    value = load(lender / name, finished["result"])
+                    self.echo(f"{name}: finished in {lender.parent}, reused")
+                    return self._done(name, finished, value, reused=True)
 
         if same and not damaged:
             self.echo(f"{name}: interrupted earlier, going on")
@@ -109,6 +125,13 @@ class Stages:
         kept = {key: finished[key] for key in ("seconds", "finished_at", "git_commit")}
         self.records.append({"stage": name, "reused": reused, **kept})
         return value
+
+
+def _finished(folder, digest):
+    """What a stage with these inputs returned in this folder, or None."""
+    finished = _read(folder / "result.json")
+    whole = finished is not None and finished.keys() >= KEYS and finished["hash"] == digest
+    return finished if whole else None
 
 
 def _hash(value):

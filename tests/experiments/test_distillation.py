@@ -5,7 +5,7 @@ import json
 import pytest
 
 from configs import benchmark as benchmark_config
-from configs import quickstart
+from configs import longer, quickstart
 from experiments import benchmark, distillation
 from specjax.report.results import ROW_KEYS
 
@@ -77,10 +77,31 @@ def test_the_benchmark_measures_what_was_trained(finished, tmp_path):
     config.prompts, config.prompt_length, config.new_tokens = 2, 8, 16
     config.batches, config.widths, config.draft_lengths = (1, 2), (1, 3), (2,)
     config.repeats, config.loop_repeats, config.turns = 5, 5, 2
+    config.tree_shape, config.cache_lengths = (2, 1), (8, 12)
     results = benchmark.run(config, tmp_path)["results"]
     assert [(r["temperature"], r["draft_length"]) for r in results["rows"]] == [(0, 0), (0, 2), (1, 0), (1, 2)]
     assert {(r["batch"], r["width"]) for r in results["width_seconds"]} == {(1, 1), (1, 3), (2, 1), (2, 3)}
     assert all(r["ideal_round_ratio"] > 0 for r in results["rows"] if r["draft_length"])
+    assert [(r["cache_length"], r["nodes"]) for r in results["tree_cost"]] == [(8, 4)] * 3 + [(12, 4)] * 3
+
+
+def test_the_longer_config_differs_in_effort_alone():
+    """Same models, text and measurements: steps, the share of sampled texts and what is expected of them."""
+    ours, theirs = (dict(flat(config.get_config().to_dict())) for config in (longer, quickstart))
+    changed = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
+    effort = ("steps", "eval_every", "save_every")
+    allowed = {f"{model}_training.{name}" for model in ("target", "drafter") for name in effort}
+    allowed |= {"distillation.target_samples", *(name for name in ours if name.startswith("expected."))}
+    assert changed <= allowed
+    assert ours["target_training.steps"] > theirs["target_training.steps"]
+
+
+def flat(tree, prefix=""):
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 def test_a_benchmark_without_models_says_what_to_do(tmp_path):

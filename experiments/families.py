@@ -1,0 +1,175 @@
+"""Every drafter family as an experiment needs it: how it is trained, and the forms in which it then drafts.
+
+One function per family. It takes the config's settings for the family and the trained target, and says what is trained
+(`objective`, `initial`), what is read beside it (`frozen`), and which drafters the result is decoded with (`forms`): a
+chain, a static tree, a tree chosen anew in every round.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from experiments.training_stage import Text
+from specjax.drafters import (
+    BlockDrafter,
+    Eagle,
+    EagleDynamic,
+    EagleTree,
+    EarlyExit,
+    Hydra,
+    Independent,
+    IndependentTree,
+    Lookahead,
+    Medusa,
+    NGram,
+    Suffix,
+)
+from specjax.drafters.corpus_index import build_corpus_index
+from specjax.drafters.optimal_tree import optimal_tree
+from specjax.drafters.rank_rates import measure_rank_rates
+from specjax.models import LanguageModel, TransformerConfig
+from specjax.models.eagle_layer import EagleConfig
+from specjax.protocol import FIXED, WITHOUT_REPLACEMENT, Drafter
+from specjax.sampling import Sampling
+from specjax.topology import Topology
+from specjax.training.block_objective import BlockDistillation
+from specjax.training.eagle_objective import Eagle1Distillation, Eagle3Distillation
+from specjax.training.early_exit_objective import ExitDistillation
+from specjax.training.head_objectives import HeadDistillation
+from specjax.training.objectives import Distillation
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """One family, ready to be trained and decoded.
+
+    Attributes:
+        chain: the drafter that is measured while training, and the first form.
+        trees: further forms by name, from the trained parameters.
+        objective: what is trained, or None for a family without parameters.
+        initial: initial parameters from a key; for a family without training, its parameters (None, or an index).
+    """
+
+    chain: Drafter
+    trees: Callable[[Any], Mapping[str, Drafter]]
+    objective: Any
+    initial: Callable[[Any], Any]
+
+    def forms(self, params) -> dict[str, Drafter]:
+        """All drafters by the name of their form."""
+        first = "chain" if self.chain.topology.is_chain else "window"
+        return {first: self.chain, **self.trees(params)}
+
+
+def independent(settings: ConfigDict, target: LanguageModel, text: Text) -> Family:
+    """A small language model of its own."""
+    model = TransformerConfig(vocab_size=target.config.vocab_size, **settings.model.to_dict())
+    tree = Topology.from_shape(settings.tree)
+    return Family(
+        Independent(model, settings.draft_length),
+        lambda params: {"tree": IndependentTree(model, tree, WITHOUT_REPLACEMENT)},
+        Distillation(model, target.config),
+        lambda key: LanguageModel.init(model, key).params,
+    )
+
+
+def early_exit(settings: ConfigDict, target: LanguageModel, text: Text) -> Family:
+    """The target's own first layers, with a small trained adapter before the target's norm and head."""
+    drafter = EarlyExit(target.config, settings.exit_layer, settings.draft_length, trained_exit=True)
+    return Family(
+        drafter, lambda params: {}, ExitDistillation(drafter), lambda key: drafter.init_params(key, target.params)
+    )
+
+
+def medusa(settings: ConfigDict, target: LanguageModel, text: Text) -> Family:
+    return _heads(Medusa, settings, target, text)
+
+
+def hydra(settings: ConfigDict, target: LanguageModel, text: Text) -> Family:
+    return _heads(Hydra, settings, target, text)
+
+
+def _heads(make, settings: ConfigDict, target: LanguageModel, text: Text) -> Family:
+    """Heads on the last hidden state; the tree is the best one for the rates measured on held-out text."""
+    sizes = dict(num_heads=settings.draft_length, num_blocks=settings.num_blocks)
+    chain = make(target.config, Topology.chain(settings.draft_length), **sizes)
+
+    def trees(params):
+        texts = jnp.asarray(text.prompts(settings.rate_texts, settings.rate_length, settings.seed))
+        rates = measure_rank_rates(
+            chain, params, target.params, texts, num_ranks=settings.num_ranks, sampling=Sampling.of(1.0)
+        )
+        best = optimal_tree(rates, settings.num_nodes)
+        return {
+            "best tree": make(target.config, best, FIXED, **sizes),
+            "tree": make(target.config, Topology.from_shape(settings.tree), WITHOUT_REPLACEMENT, **sizes),
+        }
+
+    return Family(
+        chain, trees, HeadDistillation(chain), lambda key: chain.init_params(key, target.params)
+    )
+
+
+def eagle(settings: ConfigDict, target: LanguageModel, text: Text) -> Family:
+    """Version 1; its dynamic tree is EAGLE-2."""
+    model = EagleConfig(target.config, 1, d_ff=settings.d_ff)
+    return _eagle(settings, model, Eagle1Distillation(model, law_weight=settings.law_weight), target)
+
+
+def eagle3(settings: ConfigDict, target: LanguageModel, text: Text) -> Family:
+    model = EagleConfig(target.config, 3, tuple(settings.feature_layers), d_ff=settings.d_ff)
+    return _eagle(settings, model, Eagle3Distillation(model, steps=settings.steps_ahead), target)
+
+
+def _eagle(settings: ConfigDict, model: EagleConfig, objective, target: LanguageModel) -> Family:
+    trees = {
+        "tree": EagleTree(model, Topology.from_shape(settings.tree), WITHOUT_REPLACEMENT),
+        "dynamic tree": EagleDynamic(model, settings.num_nodes, settings.max_depth, settings.beam),
+    }
+    return Family(
+        Eagle(model, settings.draft_length),
+        lambda params: trees,
+        objective,
+        lambda key: model.init_params(key, target.params),
+    )
+
+
+def block(settings: ConfigDict, target: LanguageModel, text: Text) -> Family:
+    """One bidirectional pass for the whole draft."""
+    drafter = BlockDrafter(target.config, settings.num_layers, tuple(settings.feature_layers), settings.draft_length)
+    return Family(drafter, lambda params: {}, BlockDistillation(drafter, anchors=settings.anchors), drafter.init_params)
+
+
+def ngram(settings: ConfigDict, target: LanguageModel, text: Text) -> Family:
+    return _untrained(NGram(settings.draft_length, settings.max_match), None)
+
+
+def suffix(settings: ConfigDict, target: LanguageModel, text: Text) -> Family:
+    """With an index of the first `corpus_tokens` training tokens."""
+    index = build_corpus_index(text.train.tokens[: settings.corpus_tokens])
+    return _untrained(Suffix(settings.draft_length, settings.max_match, vocab_size=target.config.vocab_size), index)
+
+
+def lookahead(settings: ConfigDict, target: LanguageModel, text: Text) -> Family:
+    return _untrained(Lookahead(settings.window, settings.ngram, settings.candidates), None)
+
+
+def _untrained(drafter: Drafter, params) -> Family:
+    return Family(drafter, lambda params: {}, None, lambda key: params)
+
+
+FAMILIES = {
+    "independent": independent,
+    "early_exit": early_exit,
+    "medusa": medusa,
+    "hydra": hydra,
+    "eagle": eagle,
+    "eagle3": eagle3,
+    "block": block,
+    "ngram": ngram,
+    "suffix": suffix,
+    "lookahead": lookahead,
+}

@@ -1,0 +1,126 @@
+"""One trained model as a stage: `fit` with checkpoints, events and a progress bar, and the best parameters saved."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from specjax.data.pipeline import (
+    PipelineConfig,
+    TokenizedText,
+    held_out_prompts,
+    pipeline_fingerprint,
+    training_batches,
+)
+from specjax.data.tokenizer import Tokenizer
+from specjax.events import EventWriter, Progress
+from specjax.training.checkpoints import Checkpoints
+from specjax.training.fit import FitResult, Schedule, fit
+from specjax.training.state import OptimizerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """Tokenized text, split into training and held-out documents."""
+
+    tokenizer: Tokenizer
+    train: TokenizedText
+    held_out: TokenizedText
+
+    def prompts(self, num: int, length: int, seed: int) -> list[np.ndarray]:
+        """Held-out prompts of one length, none across the edge of a document."""
+        end = self.tokenizer.end_of_text
+        return held_out_prompts(self.held_out.tokens, num, length, length, seed, end_of_text=end)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingStage:
+    """What `Stages.run` calls with a folder.
+
+    Attributes:
+        config: of the experiment; its seed is used and all of it is shown in TensorBoard.
+        text: training and held-out tokens.
+        objective: what is minimised.
+        initial: initial parameters from a key.
+        save: writes finished parameters into the stage's folder.
+        training: settings: steps, batch_size, window, optimizer, log_every, eval_every, save_every.
+        evaluators: what is measured while training.
+        best: held-out metric whose best checkpoint is kept (None: the last one).
+        frozen, prepare: as `fit` takes them.
+    """
+
+    config: ConfigDict
+    text: Text
+    objective: Any
+    initial: Callable[[Any], Any]
+    save: Callable[[pathlib.Path, Any], None]
+    training: ConfigDict
+    evaluators: list
+    best: str | None = None
+    frozen: Any = None
+    prepare: Any = None
+
+    def __call__(self, folder: pathlib.Path) -> dict:
+        training = self.training
+        pipeline = PipelineConfig(training.window, training.batch_size, self.config.seed)
+        checkpoints = Checkpoints(
+            folder / "checkpoints",
+            pipeline=pipeline_fingerprint(self.text.train.tokens, pipeline),
+            best=self.best,
+            keep=1,
+        )
+        start = checkpoints.latest_step() or 0
+        initial = self.initial(jax.random.key(self.config.seed))
+        parameters = sum(x.size for x in jax.tree.leaves(initial))
+        label = folder.name.replace("_", " ")
+        with (
+            EventWriter(folder / "events", resume_step=start + 1 if start else None) as writer,
+            Progress(training.steps, f"training {label}") as progress,
+        ):
+            writer.table("config/all", self.config.to_dict())
+            result = fit(
+                self.objective,
+                initial,
+                training_batches(self.text.train.tokens, pipeline),
+                OptimizerConfig(total_steps=training.steps, **training.optimizer.to_dict()),
+                Schedule(
+                    training.steps, training.log_every, training.eval_every, training.save_every, self.config.seed
+                ),
+                frozen=self.frozen,
+                prepare=self.prepare,
+                evaluators=self.evaluators,
+                checkpoints=checkpoints,
+                writer=writer,
+                progress=progress,
+            )
+        self.save(folder, self._best_params(checkpoints, result))
+        best_step = checkpoints.best_step()
+        checkpoints.close()
+        chosen = [record for record in result.evaluations if record["step"] == best_step] or result.evaluations[-1:]
+        return {
+            "parameters": parameters,
+            "steps": training.steps,
+            "tokens": training.steps * training.batch_size * training.window,
+            "tokens_per_second": result.tokens_per_second,
+            "flop_utilisation": result.flop_utilisation,
+            "matmul_flops_per_second": result.peak_flops,
+            "best_step": best_step,
+            "held_out": {name: value for name, value in chosen[0].items() if name != "step"},
+            "history": [{"step": r["step"], "loss": r["loss"]} for r in result.history],
+            "evaluations": result.evaluations,
+        }
+
+    def _best_params(self, checkpoints: Checkpoints, result: FitResult):
+        step = checkpoints.best_step()
+        if step is None or step == int(result.state.step):
+            return result.state.eval_params
+        return checkpoints.restore(result.state, step=step).eval_params
+
+
+def plain(inputs: Mapping[str, Any]) -> dict:
+    """Inputs of a stage, configs as dicts."""
+    return {name: value.to_dict() if isinstance(value, ConfigDict) else value for name, value in inputs.items()}

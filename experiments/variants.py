@@ -1,0 +1,300 @@
+"""Every drafter family for one target: trained under one budget, decoded on the same prompts, side by side."""
+
+import dataclasses
+import pathlib
+import time
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from experiments import decoding_speed as speed
+from experiments.decoding_speed import Setting
+from experiments.families import FAMILIES, Family
+from experiments.trained_pair import prepare_text, train_target
+from experiments.training_stage import Text, TrainingStage, plain
+from specjax.decoding.generate import Run
+from specjax.models import LanguageModel
+from specjax.peak_flops import measure_peak_flops
+from specjax.protocol import FIXED, IID, Drafter
+from specjax.report import metrics, plots
+from specjax.report.environment import environment
+from specjax.report.metrics import CountTable
+from specjax.report.results import check, check_at_least
+from specjax.report.stages import Stages
+from specjax.report.tables import text_table
+from specjax.report.writer import write_report
+from specjax.sampling import Sampling
+from specjax.training.rollouts import HeldOutDecoding
+from specjax.training.saved_drafter import load_drafter, save_drafter
+
+COLUMNS = ("drafter", "verifier", "temperature", "batch", "draft_length", "nodes", "tokens_per_second", "speedup",
+           "predicted_speedup", "block_efficiency", "acceptance_rate", "cost_ratio", "verify_ratio")  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A family after its stage."""
+
+    family: Family
+    params: Any
+    forms: dict[str, Drafter]
+    record: dict
+
+
+def run(config: ConfigDict, workdir: pathlib.Path) -> dict:
+    """Trains, or reuses, one target and every family; decodes; writes the table and the report."""
+    begin = time.perf_counter()
+    unknown = [name for name in config.families if name not in FAMILIES]
+    if unknown or not config.families:
+        raise ValueError(f"families must be some of {', '.join(FAMILIES)}; got {', '.join(unknown) or 'none'}")
+    stages = Stages(workdir, borrow=[config.reuse] if config.reuse else [])
+    text = prepare_text(config, stages)
+    target, target_record = train_target(config, stages, text)
+    trained = {name: train_family(config, stages, text, target, name) for name in config.families}
+
+    peak = measure_peak_flops()
+    quality = [row for name, one in trained.items() for row in measure_quality(config, text, target, name, one)]
+    print("\nOn teacher-forced held-out prefixes, temperature 1, overlap by depth:\n\n" + text_table(quality))
+    timed, rows = measure_speed(config, text, target, trained)
+    print("\n" + text_table(rows, COLUMNS))
+    repetition = {f"temperature_{t:g}": repetition_share(timed, t) for t in (0.0, 1.0)}
+    results = {
+        "rows": rows,
+        "checks": exactness(config, text, target, timed) + expectations(config, rows, quality),
+        "quality": quality,
+        "best_forms": best_forms(rows),
+        "repetition_share": repetition,
+        "training": [{"model": "target", **_summary(target_record)}]
+        + [{"model": name, **_summary(one.record)} for name, one in trained.items() if one.record],
+        "stages": stages.records,
+        "seconds": time.perf_counter() - begin,
+    }
+    report = write_report(
+        workdir,
+        experiment=config.experiment,
+        config=config.to_dict(),
+        environment=environment(peak),
+        results=results,
+        plots=figures(trained, quality, rows),
+    )
+    print("\nBest form of every family at batch 1:\n\n" + text_table(results["best_forms"]))
+    print("\n" + text_table(results["training"]) + "\n\n" + text_table(results["checks"]))
+    print(f"\nShare of 4-grams of the target's text seen before in it: {repetition}")
+    print(f"This run took {results['seconds']:.0f} s. Tables: {workdir}/report.md   plots: {workdir}/plots")
+    return report
+
+
+def train_family(config: ConfigDict, stages: Stages, text: Text, target: LanguageModel, name: str) -> Trained:
+    """Stage "drafter_<name>", for families that are trained: α per depth and τ are measured while it runs."""
+    settings = config.family_settings[name]
+    family = FAMILIES[name](settings, target, text)
+    if family.objective is None:
+        params = family.initial(jax.random.key(config.seed))
+        return Trained(family, params, family.forms(params), {})
+    training = config.drafter_training.copy_and_resolve_references()
+    training.optimizer.learning_rate = settings.learning_rate
+    prompts = text.prompts(training.eval_prompts, config.decoding.prompt_length, config.seed + 1)
+    evaluator = HeldOutDecoding(target, family.chain, prompts, training.eval_new_tokens, Sampling.of(1.0))
+    run = TrainingStage(
+        config,
+        text,
+        family.objective,
+        family.initial,
+        lambda folder, params: save_drafter(folder / "drafter", family.chain, params),
+        training,
+        [evaluator],
+        best="held_out/block_efficiency",
+        frozen=target.params,
+    )
+    inputs = {"objective": repr(family.objective), "settings": settings, "training": training,
+              "seed": config.seed, "target": stages.hash_of("target")}  # fmt: skip
+
+    def load(folder: pathlib.Path, record: dict):
+        return load_drafter(folder / "drafter", target.config)[1], record
+
+    params, record = stages.run(f"drafter_{name}", plain(inputs), run, load)
+    return Trained(family, params, family.forms(params), record)
+
+
+def measure_quality(config: ConfigDict, text: Text, target: LanguageModel, name: str, one: Trained) -> list[dict]:
+    """One round from each of many held-out prefixes of the corpus, the same for all families, drafts sampled."""
+    quality = config.quality
+    prompts = text.prompts(quality.prefixes, quality.prefix_length, config.seed + 6)
+    drafter = one.family.chain
+    rule = "token" if drafter.topology.is_chain else "multi_round"
+    run = Run.start(
+        target,
+        prompts,
+        max_new_tokens=drafter.draft_length + 1,
+        drafter=drafter,
+        drafter_params=one.params,
+        verifier=rule,
+        sampling=Sampling.of(1.0),
+        seed=config.seed,
+    )
+    run.advance(1)
+    counts = CountTable.of(run.result().counts)
+    depths = min(quality.depths, drafter.draft_length)
+    attempts, overlap = counts.attempts.sum(0), counts.overlap_sum.sum(0)
+    by_depth = {f"overlap_{d + 1}": metrics.ratio(overlap[d], attempts[d]) for d in range(depths)}
+    missing = {f"overlap_{d + 1}": None for d in range(depths, quality.depths)}
+    share = metrics.ratio(attempts[0], len(prompts))
+    return [{"drafter": name, "proposed": share, "block_efficiency": metrics.block_efficiency(counts),
+             **by_depth, **missing}]  # fmt: skip
+
+
+def settings_of(name: str, one: Trained, batches) -> list[Setting]:
+    """All ways in which one family is decoded: every form, by the greedy rule at temperature 0 and, at temperature 1,
+    by the rules made for its shape and its siblings; large batches by the best rule only."""
+    settings = []
+    for form, drafter in one.forms.items():
+        label = name if form in ("chain", "window") else f"{name}, {form}"
+        chain = drafter.topology.is_chain
+        rules = ["token", "block"] if chain else ["multi_round", "traversal"]
+        if drafter.siblings == IID and not chain:
+            rules.append("k_sequential")
+        if drafter.siblings == FIXED and form == "best tree":
+            rules.append("lossy_typical")
+        for batch in batches:
+            chosen = rules if batch == 1 else rules[1:2]
+            pairs = [("greedy", 0.0), *((rule, 1.0) for rule in chosen)]
+            settings += [Setting(label, drafter, one.params, rule, t, batch) for rule, t in pairs]
+    return settings
+
+
+def measure_speed(config: ConfigDict, text: Text, target: LanguageModel, trained: dict[str, Trained]):
+    """Wall clock of every setting, a family at a time, each beside target-only decoding in the same turns."""
+    decoding, timed, rows = config.decoding, {}, []
+    prompts = text.prompts(decoding.timed_prompts, decoding.prompt_length, config.seed + 3)
+    baselines = [Setting.target_only(rule, t, batch) for batch in decoding.batches
+                 for rule, t in (("greedy", 0.0), ("token", 1.0))]  # fmt: skip
+    for name, one in trained.items():
+        print(f"\n{name}", flush=True)
+        settings = baselines + settings_of(name, one, decoding.batches)
+        records = speed.time_settings(
+            target, settings, prompts, decoding.new_tokens, decoding.repeats, turns=decoding.turns
+        )
+        for record in records.values():
+            setting = record.setting
+            like = lambda r, s=setting: (r.setting.temperature, r.setting.batch) == (s.temperature, s.batch)  # noqa: E731
+            baseline = next(r for r in records.values() if r.setting.drafter is None and like(r))
+            if setting.drafter is None:
+                if setting.name in timed:
+                    continue
+                row = speed.row(record, baseline, None)
+            else:
+                objective = one.family.objective
+                row = speed.row(record, baseline, None if objective is None else type(objective).__name__)
+                row |= memory(target, setting, prompts, decoding.new_tokens)
+            rows.append(row | {"nodes": setting.nodes})
+            timed[setting.name] = record
+    return timed, rows
+
+
+def memory(target: LanguageModel, setting: Setting, prompts, new_tokens: int) -> dict[str, int]:
+    """What a drafter takes beside the target: parameters, and bytes of parameters and of its state in this batch."""
+    run = speed.start(target, setting, prompts[: setting.batch], new_tokens)
+    size = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree))  # noqa: E731
+    return {
+        "drafter_parameters": sum(x.size for x in jax.tree.leaves(setting.params)),
+        "drafter_bytes": size(setting.params) + size(run.state.draft_state),
+    }
+
+
+def exactness(config: ConfigDict, text: Text, target: LanguageModel, timed: dict) -> list[dict]:
+    """Greedy texts of every setting against target-only ones; where one parts, a near-tie must explain it."""
+    prompts = text.prompts(config.decoding.timed_prompts, config.decoding.prompt_length, config.seed + 3)
+    cold = [record for record in timed.values() if record.setting.temperature == 0]
+    plain_texts = next(record.tokens for record in cold if record.setting.drafter is None)
+    equal, parted = 0, []
+    for record in cold:
+        for triple in zip(prompts, plain_texts, record.tokens, strict=True):
+            gap = speed.gap_where_texts_part(target, *triple)
+            equal, parted = equal + (gap is None), parted + ([gap] if gap is not None else [])
+    value = f"{equal} of {equal + len(parted)} texts equal"
+    value += f"; largest gap of the two best where one parts: {max(parted):.1e}" if parted else ""
+    name = "temperature 0: every family, form and batch gives target-only text"
+    return [check(name, all(gap <= 1e-3 for gap in parted), value, "equal, or a gap under 1e-3")]
+
+
+def expectations(config: ConfigDict, rows: list[dict], quality: list[dict]) -> list[dict]:
+    """What the papers lead one to expect; what fails is shown, not hidden."""
+    checks = []
+    faster = {row["drafter"].split(",")[0] for row in rows
+              if row["drafter"] != "none" and row["batch"] == 1 and row["speedup"] > 1}  # fmt: skip
+    checks.append(check_at_least("families faster than target-only at batch 1", len(faster), 3))
+    of = {row["drafter"]: row for row in quality}
+    pairs = [("eagle", "medusa", 2), ("eagle", "medusa", 3), ("medusa", "ngram", 1), ("eagle", "ngram", 1)]
+    for better, worse, depth in pairs:
+        if better in of and worse in of:
+            key = f"overlap_{depth}"
+            over = None if None in (of[better][key], of[worse][key]) else of[better][key] - of[worse][key]
+            checks.append(check_at_least(f"depth {depth}: overlap of {better} above {worse}", over, 0.0))
+    if {"eagle", "eagle3"} <= of.keys():
+        fall = {name: of[name]["overlap_1"] - of[name]["overlap_4"] for name in ("eagle", "eagle3")}
+        name = "eagle3's overlap falls less from depth 1 to 4 than eagle's"
+        checks.append(check_at_least(name, fall["eagle"] - fall["eagle3"], 0.0))
+    return checks
+
+
+def best_forms(rows: list[dict]) -> list[dict]:
+    """Per family and temperature at batch 1: the fastest lossless chain and the fastest lossless tree."""
+    table = []
+    families = dict.fromkeys(row["drafter"].split(",")[0] for row in rows if row["drafter"] != "none")
+    for family in families:
+        for temperature in (0.0, 1.0):
+            mine = [row for row in rows if row["drafter"].split(",")[0] == family and row["batch"] == 1
+                    and row["temperature"] == temperature and row["lossless"]]  # fmt: skip
+            record: dict[str, Any] = {"drafter": family, "temperature": temperature}
+            for kind, chosen in (("chain", [r for r in mine if r["drafter"] == family]),
+                                 ("tree", [r for r in mine if r["drafter"] != family])):  # fmt: skip
+                best = max(chosen, key=lambda row: row["speedup"], default=None)
+                record |= {
+                    f"best_{kind}": None if best is None else f"{best['drafter']} / {best['verifier']}",
+                    f"{kind}_speedup": best and best["speedup"],
+                    f"{kind}_block_efficiency": best and best["block_efficiency"],
+                }
+            table.append(record)
+    return table
+
+
+def repetition_share(timed: dict, temperature: float) -> float | None:
+    """Share of 4-grams of the target-only texts that occurred before in the same text: what flatters n-grams."""
+    texts = next(r.tokens for r in timed.values() if r.setting.drafter is None and r.setting.temperature == temperature)
+    seen = total = 0
+    for tokens in texts:
+        grams = [tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3)]
+        seen += len(grams) - len(set(grams))
+        total += len(grams)
+    return metrics.ratio(seen, total)
+
+
+def figures(trained: dict[str, Trained], quality: list[dict], rows: list[dict]) -> dict:
+    curves = {
+        name: ([e["step"] for e in one.record["evaluations"]],
+               [e["held_out/block_efficiency"] for e in one.record["evaluations"]])
+        for name, one in trained.items() if one.record
+    }  # fmt: skip
+    overlap = {row["drafter"]: [v for k, v in row.items() if k.startswith("overlap_")] for row in quality}
+    result = {
+        "block_efficiency": plots.training_curves(curves, quantity="τ, held out", title="Block efficiency in training"),
+        "overlap": plots.per_depth(overlap, quantity="overlap", title="Overlap with the target on the same prefixes"),
+    }
+    for temperature in (0.0, 1.0):
+        best = {}
+        for row in rows:
+            if row["temperature"] == temperature and row["batch"] == 1 and row["drafter"] != "none":
+                best[f"{row['drafter']}, {row['verifier']}"] = row["speedup"]
+        result[f"speedup_temperature_{temperature:g}"] = plots.bars(
+            best, quantity="speed-up", title=f"Speed-up at batch 1, temperature {temperature:g}", reference=1.0
+        )
+    return result
+
+
+def _summary(record: dict) -> dict:
+    seconds = None if not record["tokens_per_second"] else record["tokens"] / record["tokens_per_second"]
+    held_out = {name.removeprefix("held_out/"): value for name, value in record["held_out"].items()}
+    kept = {name: held_out.get(name) for name in ("bits_per_byte", "block_efficiency", "acceptance_rate")}
+    names = ("parameters", "steps", "tokens", "tokens_per_second", "flop_utilisation")
+    return {name: record[name] for name in names} | {"seconds": seconds} | kept

@@ -1,0 +1,134 @@
+"""The table of all families and the replay of recorded rounds, small: everything runs, is reported, and is reused."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import replay as replay_config
+from configs import variants as variants_config
+from experiments import distillation, replay, variants
+from experiments.families import FAMILIES
+from experiments.training_stage import Text
+from specjax.data.pipeline import TokenizedText
+from specjax.data.tokenizer import ByteTokenizer
+from specjax.decoding.checks import check_pair
+from specjax.models import LanguageModel, TransformerConfig
+from specjax.report.results import ROW_KEYS
+from specjax.sampling import Sampling
+from specjax.verifiers import VERIFIERS
+from tests.experiments.test_distillation import tiny as tiny_quickstart
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    for i in range(40):
+        (folder / f"{i}.txt").write_text(f"def function_{i}(x):\n    return x + {i}\n" * 8)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lent(text, tmp_path_factory):
+    """A finished tiny main job, whose text and target both experiments borrow."""
+    workdir = tmp_path_factory.mktemp("lent")
+    config = tiny_quickstart(text)
+    config.target.num_layers = 3
+    config.drafters = ("distilled",)
+    distillation.run(config, workdir)
+    return config, workdir
+
+
+def tiny_variants(lent):
+    main, workdir = lent
+    config = variants_config.get_config()
+    config.reuse = str(workdir)
+    for name in ("corpus", "tokenizer", "target", "target_training", "drafter_training"):
+        config[name] = main[name]
+    config.families = ("block", "lookahead")
+    config.family_settings.block.update(draft_length=2, feature_layers=(1, 3))
+    config.quality.update(prefixes=8, prefix_length=12, depths=2)
+    config.decoding.update(prompt_length=8, new_tokens=8, timed_prompts=2, batches=(1, 2), turns=2)
+    return config
+
+
+@pytest.mark.slow
+def test_the_table_of_families(lent, tmp_path, capsys):
+    config = tiny_variants(lent)
+    report = variants.run(config, tmp_path)
+    assert "target: finished in" in capsys.readouterr().out  # the lent target was not trained again
+    assert json.loads((tmp_path / "report.json").read_text()) == report
+    rows = report["results"]["rows"]
+    assert all(row.keys() >= set(ROW_KEYS) for row in rows)
+    assert {row["drafter"] for row in rows} == {"none", "block", "lookahead"}
+    assert {row["batch"] for row in rows} == {1, 2} and all(row["lossless"] for row in rows)
+    for row in rows:
+        if row["drafter"] != "none":
+            assert (row["predicted_speedup"] is None) == (row["batch"] > 1)
+            assert row["drafter_bytes"] >= 4 * row["drafter_parameters"]
+    exact = report["results"]["checks"][0]
+    assert "target-only text" in exact["name"] and exact["passed"], exact
+    assert {row["drafter"] for row in report["results"]["quality"]} == set(config.families)
+    trained = [row["model"] for row in report["results"]["training"]]
+    assert trained == ["target", "block"]
+    variants.run(config, tmp_path)
+    assert "drafter_block: finished earlier, reused" in capsys.readouterr().out
+
+
+def test_an_unknown_family_is_named(tmp_path):
+    config = variants_config.get_config()
+    config.families = ("medusa", "medussa")
+    with pytest.raises(ValueError, match=r"some of independent, .*; got medussa"):
+        variants.run(config, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A target of the shape that the config's settings are written for, and text to index and to measure on."""
+    config = TransformerConfig(64, 16, 3, 2, d_ff=32, context_length=256)
+    rng = np.random.default_rng(0)
+    part = TokenizedText(rng.integers(1, 64, 2000).astype(np.int32), 4000)
+    return LanguageModel.init(config, jax.random.key(0)), Text(ByteTokenizer(), part, part)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_of_the_config_can_be_built_and_decoded_in_all_its_forms(small, name):
+    config = variants_config.get_config()
+    assert set(config.families) == set(FAMILIES) == set(config.family_settings)
+    target, text = small
+    family = FAMILIES[name](config.family_settings[name], target, text)
+    params = family.initial(jax.random.key(1))
+    one = variants.Trained(family, params, family.forms(params), {})
+    settings = variants.settings_of(name, one, (1, 8))
+    assert {setting.batch for setting in settings} == {1, 8}
+    assert {setting.temperature for setting in settings} == {0.0, 1.0}
+    for setting in settings:  # each passes the loop's own checks
+        law = Sampling.of(setting.temperature)
+        check_pair(target, setting.drafter, setting.params, VERIFIERS[setting.verifier](), law, law)
+    if family.objective is not None:
+        tokens = jnp.asarray(text.train.tokens[:128].reshape(2, 64))
+        shapes = jax.eval_shape(family.objective.loss, params, {"tokens": tokens}, jax.random.key(2), target.params)
+        assert shapes[0].shape == () and "positions" in shapes[1]
+
+
+@pytest.mark.slow
+def test_rounds_are_recorded_once_and_scored(lent, tmp_path, capsys):
+    config = replay_config.get_config()
+    config.update(models=str(lent[1]), prompts=3, prompt_length=8, new_tokens=12, draft_length=3, tree_shape=(3, 1))
+    config.draft_lengths, config.children = (1, 3), (1, 3)
+    report = replay.run(config, tmp_path)
+    chains, trees = report["results"]["chains"], report["results"]["trees"]
+    assert len(chains) == 3 * 2 and len(trees) == 3 * 2
+    by = {(row["verifier"], row["draft_length"]): row["expected_tokens"] for row in chains}
+    assert by["block", 1] == pytest.approx(by["token", 1], abs=1e-5)  # one token: the same rule
+    assert 1 <= by["token", 1] <= by["token", 3] <= by["block", 3] + 1e-5 <= 4
+    one = {row["verifier"]: row["expected_tokens"] for row in trees if row["children"] == 1}
+    assert one["multi_round"] == pytest.approx(one["k_sequential"], abs=1e-5)  # one child: the token rule
+    assert all(check["passed"] for check in report["results"]["checks"])
+    replay.run(config, tmp_path)
+    assert "chains: finished earlier, reused" in capsys.readouterr().out
+    config.models = "nowhere"
+    with pytest.raises(ValueError, match="holds no finished stage 'text'; train first"):
+        replay.run(config, tmp_path / "other")
