@@ -42,7 +42,9 @@ def _families() -> dict:
         num_layers=1, d_model=192, num_heads=3, num_kv_heads=1, d_ff=768, mlp="relu", context_length=256
     )
     return {
-        "independent": dict(model=model, draft_length=6, learning_rate=2e-3, tree=(2, 2, 1, 1)),
+        "independent": dict(
+            model=model, draft_length=6, learning_rate=2e-3, tree=(2, 2, 1, 1), longest=10, stop_below=0.4
+        ),
         "early_exit": dict(exit_layer=1, draft_length=3, learning_rate=1e-3),
         "medusa": heads,
         "hydra": heads,

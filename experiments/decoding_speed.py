@@ -133,12 +133,11 @@ def draft_seconds(ideal: np.ndarray, verify: np.ndarray, draft_length: int) -> n
     return np.maximum(np.asarray(ideal) - np.asarray(verify), 0) / draft_length
 
 
-def best_draft_length(survival: Sequence[float | None], costs: Costs, lengths: Sequence[int]) -> int:
-    """The γ with the largest predicted speed-up."""
+def best_draft_length(survival: Sequence[float], costs: Costs, lengths: Sequence[int]) -> int:
+    """The γ among `lengths` with the largest predicted speed-up, whether or not it pays at all."""
 
     def predicted(length):
-        reached = [s or 0.0 for s in survival[:length]]
-        return theory.predicted_speedup(reached, costs.cost_ratio, costs.verify_ratio(length))
+        return theory.predicted_speedup(survival[:length], costs.cost_ratio, costs.verify_ratio(length))
 
     return max(lengths, key=predicted)
 
@@ -227,9 +226,8 @@ def row(record: Timed, baseline: Timed, objective: str | None) -> dict[str, Any]
         draft = draft_seconds(record.parts["ideal"], record.parts["verify"], setting.draft_length)
         cost_ratio = float(np.median(draft / step))
         verify_ratio = float(np.median(np.array(record.parts["verify"]) / step))
-        survival = metrics.survival_per_depth(counts)
-        reached = [s or 0.0 for s in survival]
-        predicted = float(theory.predicted_speedup(reached, cost_ratio, verify_ratio))
+        survival = metrics.survival_per_depth(counts, unreached=0.0)
+        predicted = float(theory.predicted_speedup(survival, cost_ratio, verify_ratio))
         alpha = metrics.acceptance_rate(counts)  # None when nothing was judged
         constant = (
             None
@@ -239,7 +237,7 @@ def row(record: Timed, baseline: Timed, objective: str | None) -> dict[str, Any]
         extra |= {
             "verify_ratio": verify_ratio,
             "constant_alpha_speedup": constant if constant is None else float(constant),
-            "survival_per_depth": survival,
+            "survival_per_depth": metrics.survival_per_depth(counts),
         }
     result = comparison_row(
         drafter=setting.label,

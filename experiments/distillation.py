@@ -125,7 +125,7 @@ def measure(config: ConfigDict, text: Text, target: LanguageModel, drafters: dic
     for temperature, verifiers in zip((0.0, 1.0), decoding.verifiers, strict=True):
         settings += [Setting.target_only(verifiers[0], temperature)]
         for name, model in drafters.items():
-            survival = metrics.survival_per_depth(surveys[name, temperature])
+            survival = metrics.survival_per_depth(surveys[name, temperature], unreached=0.0)
             length = speed.best_draft_length(survival, costs, decoding.draft_lengths)
             settings += [Setting.independent(name, model, length, verifier, temperature) for verifier in verifiers]
     timed = speed.time_settings(target, settings, prompts, decoding.new_tokens, decoding.repeats)

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from experiments.training_stage import Text
 from specjax.drafters import (
+    Adaptive,
     BlockDrafter,
     Eagle,
     EagleDynamic,
@@ -70,7 +71,10 @@ def independent(settings: ConfigDict, target: LanguageModel, text: Text) -> Fami
     tree = Topology.from_shape(settings.tree)
     return Family(
         Independent(model, settings.draft_length),
-        lambda params: {"tree": IndependentTree(model, tree, WITHOUT_REPLACEMENT)},
+        lambda params: {
+            "adaptive chain": Adaptive(model, settings.longest, settings.stop_below),
+            "tree": IndependentTree(model, tree, WITHOUT_REPLACEMENT),
+        },
         Distillation(model, target.config),
         lambda key: LanguageModel.init(model, key).params,
     )

@@ -247,8 +247,8 @@ def best_forms(rows: list[dict]) -> list[dict]:
             mine = [row for row in rows if row["drafter"].split(",")[0] == family and row["batch"] == 1
                     and row["temperature"] == temperature and row["lossless"]]  # fmt: skip
             record: dict[str, Any] = {"drafter": family, "temperature": temperature}
-            for kind, chosen in (("chain", [r for r in mine if r["drafter"] == family]),
-                                 ("tree", [r for r in mine if r["drafter"] != family])):  # fmt: skip
+            for kind in ("chain", "tree"):
+                chosen = [r for r in mine if ("tree" in r["drafter"]) == (kind == "tree")]
                 best = max(chosen, key=lambda row: row["speedup"], default=None)
                 record |= {
                     f"best_{kind}": None if best is None else f"{best['drafter']} / {best['verifier']}",

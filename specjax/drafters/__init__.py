@@ -1,5 +1,6 @@
 """Everything that proposes tokens, by the name that configs use."""
 
+from specjax.drafters.adaptive import Adaptive
 from specjax.drafters.block import BlockDrafter
 from specjax.drafters.eagle import Eagle
 from specjax.drafters.eagle_dynamic import EagleDynamic
@@ -15,6 +16,7 @@ from specjax.drafters.ngram import NGram
 from specjax.drafters.suffix import Suffix
 
 DRAFTERS = {
+    "adaptive": Adaptive,
     "block": BlockDrafter,
     "eagle": Eagle,
     "eagle_dynamic": EagleDynamic,
@@ -32,6 +34,7 @@ DRAFTERS = {
 
 __all__ = [
     "DRAFTERS",
+    "Adaptive",
     "BlockDrafter",
     "Eagle",
     "EagleDynamic",

@@ -4,11 +4,12 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
 from specjax.models import KVCache, TransformerConfig, init_cache
 from specjax.models.transformer import apply, check_params
 from specjax.protocol import IID, Proposal
-from specjax.sampling import draw, first_max
+from specjax.sampling import Sampling, draw, first_max
 from specjax.topology import Topology
 
 
@@ -66,32 +67,38 @@ class Independent:
         return cache.rollback(context.length - 1)
 
     def propose(self, params, state: KVCache, context, noise):
-        sampling = context.sampling
-
-        def choose(logits, source):
-            if sampling.greedy:
-                return first_max(logits), None
-            law = sampling.law(logits)
-            return draw(law, source), law
-
         def step(carry, source):
             token, cache = carry
-            logits, cache, _ = apply(self.model, params, token[:, None], cache)
-            token, law = choose(logits[:, 0], source)
+            token, law, cache = self.step(params, token, cache, context.sampling, source)
             return (token, cache), (token, law)
 
         sources = noise.draft(self.draft_length)
+        *first, cache = self.first_step(params, state, context, jax.tree.map(lambda x: x[0], sources))
+        (_, cache), rest = jax.lax.scan(step, (first[0], cache), jax.tree.map(lambda x: x[1:], sources))
+        tokens, law = jax.tree.map(
+            lambda one, more: jnp.concatenate([one[:, None], more.swapaxes(0, 1)], 1), tuple(first), rest
+        )
+        return Proposal(tokens, law, jnp.ones(tokens.shape, bool), self.topology), cache, context.target_cache
+
+    def first_step(self, params, state: KVCache, context, source):
+        """(first draft [B], its law, cache): the forward over the two last committed tokens."""
         start = jnp.maximum(context.length - 2, 0)
         pair = jnp.take_along_axis(context.tokens, start[:, None] + jnp.arange(2), 1)
         pending = context.length - 1 - start
         logits, cache, _ = apply(self.model, params, pair, state.rollback(start), logits_at=pending[:, None])
-        first = choose(logits[:, 0], jax.tree.map(lambda x: x[0], sources))
-        carry = first[0], cache.rollback(context.length)
-        (_, cache), rest = jax.lax.scan(step, carry, jax.tree.map(lambda x: x[1:], sources))
-        tokens, law = jax.tree.map(
-            lambda one, more: jnp.concatenate([one[:, None], more.swapaxes(0, 1)], 1), first, rest
-        )
-        return Proposal(tokens, law, jnp.ones(tokens.shape, bool), self.topology), cache, context.target_cache
+        return *self.choose(logits[:, 0], context.sampling, source), cache.rollback(context.length)
+
+    def step(self, params, token: Int[Array, "B"], cache: KVCache, sampling: Sampling, source):
+        """(next draft [B], its law, cache)."""
+        logits, cache, _ = apply(self.model, params, token[:, None], cache)
+        return *self.choose(logits[:, 0], sampling, source), cache
+
+    def choose(self, logits: Float[Array, "B V"], sampling: Sampling, source):
+        """(token [B], the law it was drawn from; None at temperature 0)."""
+        if sampling.greedy:
+            return first_max(logits), None
+        law = sampling.law(logits)
+        return draw(law, source), law
 
     def commit(self, params, state: KVCache, committed) -> KVCache:
         return state  # the next propose says itself from which position on it overwrites

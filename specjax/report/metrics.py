@@ -95,16 +95,17 @@ def acceptance_per_depth(counts: CountTable) -> list[float | None]:
     return [ratio(a, n) for a, n in zip(counts.acceptances.sum(0), counts.attempts.sum(0), strict=True)]
 
 
-def survival_per_depth(counts: CountTable) -> list[float | None]:
+def survival_per_depth(counts: CountTable, unreached: float | None = None) -> list[float | None]:
     """[γ] probability that the first d drafts are all accepted: the running product of the conditional rates.
 
     Rounds cut short by the budget, a stop token or a short proposal count up to where they were cut (the product-limit
-    estimate), so they do not pull the deeper figures down. None from the first depth never attempted.
+    estimate), so they do not pull the deeper figures down. From the first depth never attempted on it is `unreached`:
+    unknown (None), or 0 for a prediction, which must not count on it.
     """
     survival, product = [], 1.0
     for rate in acceptance_per_depth(counts):
         product = None if rate is None or product is None else product * rate
-        survival.append(product)
+        survival.append(unreached if product is None else product)
     return survival
 
 

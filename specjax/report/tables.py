@@ -61,7 +61,8 @@ def format_column(values: Sequence[Any]) -> list[str]:
     if nonzero and (min(nonzero) < 1e-3 or largest >= 1e7):
         spec = ".3g"
     else:
-        spec = ",.3f" if largest < 10 else ",.2f" if largest < 100 else ",.1f" if largest < 10_000 else ",.0f"
+        small = ",.5f" if 0 < largest < 0.1 else ",.3f"  # seconds of a step
+        spec = small if largest < 10 else ",.2f" if largest < 100 else ",.1f" if largest < 10_000 else ",.0f"
     return [_format(value, spec) for value in values]
 
 

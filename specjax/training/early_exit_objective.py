@@ -12,9 +12,8 @@ from specjax.drafters.early_exit import EarlyExit
 from specjax.models.config import TransformerConfig
 from specjax.models.ends import head, normalise
 from specjax.models.transformer import Transformer
-from specjax.sampling import first_max
 from specjax.training import flops, losses
-from specjax.training.objectives import shifted
+from specjax.training.objectives import check_comparison, compare_laws, shifted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,13 +45,7 @@ class ExitDistillation:
     def __post_init__(self):
         if not self.drafter.trained_exit:
             raise ValueError("the drafter's exit is the target's own, with nothing to train; set trained_exit=True")
-        if self.divergence not in losses.DIVERGENCES:
-            raise ValueError(f"divergence must be one of {', '.join(losses.DIVERGENCES)}; got {self.divergence!r}")
-        if not 0 < self.beta < 1:
-            raise ValueError(f"beta must be strictly between 0 and 1; got {self.beta}")
-        for name in ("target_temperature", "drafter_temperature"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be a positive number; got {getattr(self, name)}")
+        check_comparison(self)
 
     def loss(self, params, batch, key, frozen=None):
         inputs, labels, mask = shifted(batch)
@@ -62,16 +55,7 @@ class ExitDistillation:
         )
         log_p = losses.log_law(target_logits, self.target_temperature)
         log_q = losses.log_law(self.drafter.logits(params, frozen, hidden), self.drafter_temperature)
-        options = {"beta": self.beta} if self.divergence == "jensen_shannon" else {}
-        loss = losses.masked_mean(losses.DIVERGENCES[self.divergence](log_p, log_q, **options), mask)
-        fixed = jax.lax.stop_gradient(log_q)
-        return loss, {
-            "divergence": loss,
-            "overlap": losses.masked_mean(losses.overlap(log_p, fixed), mask),
-            "agreement": losses.masked_mean(first_max(log_p) == first_max(fixed), mask),
-            "cross_entropy": losses.masked_mean(losses.cross_entropy(fixed, labels), mask),
-            "positions": jnp.sum(mask),
-        }
+        return compare_laws(self, log_p, log_q, labels, mask)
 
     def flops(self, context):
         c = self.drafter.target

@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
@@ -89,39 +89,48 @@ class Distillation:
     drafter_temperature: float = 1.0
 
     def __post_init__(self):
-        if self.divergence not in losses.DIVERGENCES:
-            raise ValueError(f"divergence must be one of {', '.join(losses.DIVERGENCES)}; got {self.divergence!r}")
         if self.drafter.vocab_size != self.target.vocab_size:
             raise ValueError(
                 f"the drafter's vocabulary of {self.drafter.vocab_size} must be the target's {self.target.vocab_size}"
             )
-        if not 0 < self.beta < 1:
-            raise ValueError(f"beta must be strictly between 0 and 1; got {self.beta}")
-        for name in ("target_temperature", "drafter_temperature"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be a positive number; got {getattr(self, name)}")
+        check_comparison(self)
 
     def loss(self, params, batch, key, frozen=None):
         inputs, labels, mask = shifted(batch)
         target_logits = _forward(self.target, jax.lax.stop_gradient(frozen), inputs)
         log_p = losses.log_law(target_logits, self.target_temperature)
         log_q = losses.log_law(_forward(self.drafter, params, inputs, key), self.drafter_temperature)
-        loss = losses.masked_mean(self._distance(log_p, log_q), mask)
-        fixed = jax.lax.stop_gradient(log_q)
-        return loss, {
-            "divergence": loss,
-            "overlap": losses.masked_mean(losses.overlap(log_p, fixed), mask),
-            "agreement": losses.masked_mean(first_max(log_p) == first_max(fixed), mask),
-            "cross_entropy": losses.masked_mean(losses.cross_entropy(fixed, labels), mask),
-            "positions": jnp.sum(mask),
-        }
+        return compare_laws(self, log_p, log_q, labels, mask)
 
     def flops(self, context):
         return flops.training_flops(self.drafter, context) + flops.forward_flops(self.target, context)
 
-    def _distance(self, log_p, log_q):
-        options = {"beta": self.beta} if self.divergence == "jensen_shannon" else {}
-        return losses.DIVERGENCES[self.divergence](log_p, log_q, **options)
+
+def check_comparison(objective) -> None:
+    """Raises ValueError for an unknown divergence, or a β or a temperature outside its range."""
+    if objective.divergence not in losses.DIVERGENCES:
+        raise ValueError(f"divergence must be one of {', '.join(losses.DIVERGENCES)}; got {objective.divergence!r}")
+    if not 0 < objective.beta < 1:
+        raise ValueError(f"beta must be strictly between 0 and 1; got {objective.beta}")
+    for name in ("target_temperature", "drafter_temperature"):
+        if not 0 < getattr(objective, name) < float("inf"):
+            raise ValueError(f"{name} must be a positive number; got {getattr(objective, name)}")
+
+
+def compare_laws(
+    objective, log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], labels: Int[Array, "B T"], mask
+) -> tuple[Array, Metrics]:
+    """The objective's divergence, averaged over the counted positions, and the metrics of `Distillation`."""
+    options = {"beta": objective.beta} if objective.divergence == "jensen_shannon" else {}
+    loss = losses.masked_mean(losses.DIVERGENCES[objective.divergence](log_p, log_q, **options), mask)
+    fixed = jax.lax.stop_gradient(log_q)
+    return loss, {
+        "divergence": loss,
+        "overlap": losses.masked_mean(losses.overlap(log_p, fixed), mask),
+        "agreement": losses.masked_mean(first_max(log_p) == first_max(fixed), mask),
+        "cross_entropy": losses.masked_mean(losses.cross_entropy(fixed, labels), mask),
+        "positions": jnp.sum(mask),
+    }
 
 
 def read_batch(batch: Batch, least: int, why: str = "") -> tuple[Int[Array, "B T1"], Bool[Array, "B T1"]]:

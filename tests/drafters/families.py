@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.drafters import BlockDrafter, EarlyExit, Hydra, Independent, IndependentTree, Medusa
+from specjax.drafters import Adaptive, BlockDrafter, EarlyExit, Hydra, Independent, IndependentTree, Medusa
 from specjax.drafters.corpus_index import build_corpus_index
 from specjax.drafters.eagle import Eagle
 from specjax.drafters.eagle_dynamic import EagleDynamic
@@ -67,6 +67,11 @@ def independent_model(target: LanguageModel) -> LanguageModel:
 def independent(target: LanguageModel) -> tuple[Drafter, Any]:
     model = independent_model(target)
     return Independent(model.config, 3), model.params
+
+
+def adaptive(target: LanguageModel) -> tuple[Drafter, Any]:
+    model = independent_model(target)
+    return Adaptive(model.config, 5, stop_below=0.5), model.params
 
 
 def independent_tree(target: LanguageModel) -> tuple[Drafter, Any]:
@@ -159,6 +164,7 @@ def eagle_dynamic(target: LanguageModel) -> tuple[Drafter, Any]:
 
 
 FAMILIES: dict[str, Callable[[LanguageModel], tuple[Drafter, Any]]] = {
+    "adaptive": adaptive,
     "block": block,
     "eagle": eagle,
     "eagle_dynamic": eagle_dynamic,

@@ -41,6 +41,8 @@ def test_numbers_share_a_sensible_precision():
     assert tables.format_column([0.5, 1.25, None]) == ["0.500", "1.250", "–"]
     assert tables.format_column([1234.5678, 0.5]) == ["1,234.6", "0.5"]
     assert tables.format_column([1e-12, 0.5]) == ["1e-12", "0.5"]
+    assert tables.format_column([0.0021483, 0.04]) == ["0.00215", "0.04000"]  # seconds of a step
+    assert tables.format_column([0.0]) == ["0.000"]
     assert tables.format_column([1.5e11]) == ["1.5e+11"]
     assert tables.format_column([12345, True, False]) == ["12,345", "yes", "no"]
     assert tables.format_column([float("nan"), float("inf")]) == ["–", "inf"]
