@@ -25,7 +25,8 @@ def get_config() -> ConfigDict:
         "independent", "early_exit", "medusa", "hydra", "eagle", "eagle3", "block", "ngram", "suffix", "lookahead",
     )  # fmt: skip
     config.family_settings = ConfigDict(_families())
-    config.quality = ConfigDict(dict(prefixes=384, prefix_length=64, depths=4))
+    config.quality = ConfigDict(dict(prefixes=384, prefix_length=64, depths=4, texts=64, text_length=128))
+    config.measure_speed = True  # False: train and compare acceptance only
     config.decoding = ConfigDict(
         dict(prompt_length=32, new_tokens=64, timed_prompts=8, batches=(1, 8), repeats=5, turns=8)
     )

@@ -1,7 +1,6 @@
 """Where the time of decoding goes: width and batch, draft steps, the loop itself; and which draft length is best."""
 
 import functools
-import json
 import pathlib
 
 import jax
@@ -11,7 +10,7 @@ from ml_collections import ConfigDict
 
 from experiments import decoding_speed as speed
 from experiments.decoding_speed import Setting
-from experiments.trained_pair import load_text
+from experiments.trained_pair import finished_stages, load_text
 from experiments.training_stage import Text
 from specjax.decoding.generate import Run, decode
 from specjax.decoding.state import State
@@ -48,16 +47,10 @@ ROW_COLUMNS = (
 
 def run(config: ConfigDict, workdir: pathlib.Path) -> dict:
     """Measures the models that a training run left in `config.models`."""
-    stages = pathlib.Path(config.models) / "stages"
-    for needed in ("text", "target", f"drafter_{config.drafter}"):
-        if not (stages / needed / "result.json").exists():
-            raise ValueError(
-                f"{config.models} holds no finished stage {needed!r}; train first: python launch.py "
-                f"--config configs/quickstart.py --workdir {config.models}"
-            )
+    stages, finished = finished_stages(config.models, ("text", "target", f"drafter_{config.drafter}"))
     target = load_model(stages / "target" / "model")
     drafter = load_model(stages / f"drafter_{config.drafter}" / "model")
-    text = load_text(stages / "text", json.loads((stages / "text" / "result.json").read_text())["result"])
+    text = load_text(stages / "text", finished["text"]["result"])
     prompts = text.prompts(config.prompts, config.prompt_length, config.seed)
     peak = measure_peak_flops()
 

@@ -184,7 +184,8 @@ def time_settings(
     timed = {setting.name: Timed(setting) for setting in settings}
     parts = {}
     for setting in settings:
-        if setting.drafter is not None and setting.batch == 1:  # the cost model is of one row
+        # The cost model is of one row, and of rounds that all draft and verify the same number of nodes.
+        if setting.drafter is not None and setting.batch == 1 and len(setting.drafter.widths) == 1:
             probes = costs.probes(start(target, setting, prompts[: setting.batch], new_tokens), (), turns)
             parts[setting.name] = {"ideal": probes["ideal"], "verify": probes["verify"]}
     with Progress((repeats + 1) * len(settings), "timing", unit="run") as progress:

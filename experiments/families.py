@@ -97,7 +97,7 @@ def hydra(settings: ConfigDict, target: LanguageModel, text: Text) -> Family:
 
 
 def _heads(make, settings: ConfigDict, target: LanguageModel, text: Text) -> Family:
-    """Heads on the last hidden state; the tree is the best one for the rates measured on held-out text."""
+    """Heads on the last hidden state; the best tree is that for the rates on held-out text at temperature 1."""
     sizes = dict(num_heads=settings.draft_length, num_blocks=settings.num_blocks)
     chain = make(target.config, Topology.chain(settings.draft_length), **sizes)
 

@@ -1,7 +1,8 @@
 """Targets trained together with their own drafter: LayerSkip's early exits from scratch, and Medusa-2's heads.
 
-Such a target is another model than the plain one, so each is compared with target-only decoding of itself, and its
-held-out bits per byte stand beside those of the plain target after the same number of steps.
+Such a target is another model than the plain one, so each is compared with target-only decoding of itself. Its
+held-out bits per byte stand beside those of the plain target, with the steps that each was trained for: LayerSkip's
+takes as many as the plain one, Medusa-2's goes on from the plain one.
 """
 
 import functools
@@ -165,4 +166,5 @@ def measure(config: ConfigDict, text: Text, name: str, joint: LanguageModel, dra
 
 def _quality(record: dict) -> dict:
     held_out = {key.removeprefix("held_out/"): value for key, value in record["held_out"].items()}
-    return {key: held_out.get(key) for key in ("bits_per_byte", "block_efficiency", "acceptance_rate")}
+    kept = {key: held_out.get(key) for key in ("bits_per_byte", "block_efficiency", "acceptance_rate")}
+    return {"steps": record["steps"], **kept}

@@ -1,13 +1,12 @@
 """Rules compared on identical drafts: real rounds are recorded once, and every rule, γ or tree is scored on them."""
 
-import json
 import pathlib
 
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments.trained_pair import load_text
+from experiments.trained_pair import finished_stages, load_text
 from specjax.drafters import Independent, IndependentTree
 from specjax.report import metrics, plots
 from specjax.report.environment import environment
@@ -46,15 +45,8 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict:
 
 def _recorded(config: ConfigDict, stages: Stages, name: str, topology: Topology) -> RecordedRounds:
     """Stage: rounds of held-out prompts at temperature 1, drafted in this shape with independent siblings."""
-    trained = pathlib.Path(config.models) / "stages"
     needed = ("text", "target", f"drafter_{config.drafter}")
-    for stage in needed:
-        if not (trained / stage / "result.json").exists():
-            raise ValueError(
-                f"{config.models} holds no finished stage {stage!r}; train first: python launch.py "
-                f"--config configs/quickstart.py --workdir {config.models}"
-            )
-    results = {stage: json.loads((trained / stage / "result.json").read_text()) for stage in needed}
+    trained, results = finished_stages(config.models, needed)
 
     def record(folder: pathlib.Path):
         text = load_text(trained / "text", results["text"]["result"])
@@ -113,7 +105,6 @@ def _row(rule: str, reference: str, rounds: RecordedRounds, nodes: np.ndarray, a
         f"gain_over_{reference}": gain.estimate,
         "gain_low": gain.low,
         "gain_high": gain.high,
-        "smallest_gain": float((scores[rule] - scores[reference]).min()),
     }
 
 
@@ -124,13 +115,14 @@ def _expected(rule: str, rounds: RecordedRounds, nodes: np.ndarray) -> np.ndarra
 
 
 def checks(rows: list[dict], tree_rows: list[dict]) -> list[dict]:
-    """What theory promises on every identical draft, up to float32 rounding, and on average."""
+    """What theory promises in expectation over drafts: on a single draft a rule that looks further can accept less."""
     result = []
     for rule, reference, table in (("block", "token", rows), ("traversal", "multi_round", tree_rows)):
-        smallest = [row["smallest_gain"] for row in table if row["verifier"] == rule]
-        if smallest:
-            name = f"{rule} accepts at least as much as {reference} on every draft"
-            result.append(check(name, min(smallest) >= -1e-4, min(smallest), ">= -1e-4 (float32)"))
+        for row in (row for row in table if row["verifier"] == rule):
+            size = f"γ = {row['draft_length']}" if "draft_length" in row else f"k = {row['children']}"
+            value = f"{row[f'gain_over_{reference}']:+.4f} ({row['gain_low']:+.4f} to {row['gain_high']:+.4f})"
+            name = f"{rule} accepts no less than {reference} on the same drafts, {size}"
+            result.append(check(name, row["gain_high"] >= -1e-4, value, "interval not below 0"))
     for rule in dict.fromkeys(row["verifier"] for row in tree_rows):
         mine = sorted((row for row in tree_rows if row["verifier"] == rule), key=lambda row: row["children"])
         if len(mine) > 1:

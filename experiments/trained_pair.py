@@ -4,8 +4,9 @@ Configs become the library's dataclasses here; their field names are the datacla
 """
 
 import dataclasses
+import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,23 @@ def load_text(folder: pathlib.Path, result: Mapping[str, Any]) -> Text:
         TokenizedText(arrays["train"], result["train_bytes"]),
         TokenizedText(arrays["held_out"], result["held_out_bytes"]),
     )
+
+
+def finished_stages(workdir: str, names: Sequence[str]) -> tuple[pathlib.Path, dict[str, dict]]:
+    """The folder of another run's stages, and what each of the named ones left in its result.json.
+
+    Raises:
+        ValueError: a stage that is not finished there.
+    """
+    folder, results = pathlib.Path(workdir) / "stages", {}
+    for name in names:
+        if not (folder / name / "result.json").exists():
+            raise ValueError(
+                f"{workdir} holds no finished stage {name!r}; train first: python launch.py "
+                f"--config configs/quickstart.py --workdir {workdir}"
+            )
+        results[name] = json.loads((folder / name / "result.json").read_text())
+    return folder, results
 
 
 def train_target(config: ConfigDict, stages: Stages, text: Text) -> tuple[LanguageModel, dict]:

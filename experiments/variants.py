@@ -1,11 +1,13 @@
 """Every drafter family for one target: trained under one budget, decoded on the same prompts, side by side."""
 
 import dataclasses
+import functools
 import pathlib
 import time
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from experiments import decoding_speed as speed
@@ -14,9 +16,10 @@ from experiments.families import FAMILIES, Family
 from experiments.trained_pair import prepare_text, train_target
 from experiments.training_stage import Text, TrainingStage, plain
 from specjax.decoding.generate import Run
+from specjax.drafters.eagle_pairs import EagleDrafter
 from specjax.models import LanguageModel
 from specjax.peak_flops import measure_peak_flops
-from specjax.protocol import FIXED, IID, Drafter
+from specjax.protocol import FIXED, Drafter
 from specjax.report import metrics, plots
 from specjax.report.environment import environment
 from specjax.report.metrics import CountTable
@@ -25,6 +28,7 @@ from specjax.report.stages import Stages
 from specjax.report.tables import text_table
 from specjax.report.writer import write_report
 from specjax.sampling import Sampling
+from specjax.training.eagle_objective import overlap_by_depth
 from specjax.training.rollouts import HeldOutDecoding
 from specjax.training.saved_drafter import load_drafter, save_drafter
 
@@ -55,13 +59,17 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict:
 
     peak = measure_peak_flops()
     quality = [row for name, one in trained.items() for row in measure_quality(config, text, target, name, one)]
-    print("\nOn teacher-forced held-out prefixes, temperature 1, overlap by depth:\n\n" + text_table(quality))
-    timed, rows = measure_speed(config, text, target, trained)
-    print("\n" + text_table(rows, COLUMNS))
-    repetition = {f"temperature_{t:g}": repetition_share(timed, t) for t in (0.0, 1.0)}
+    print("\nOne round from each of the same held-out prefixes, temperature 1. overlap d: where d - 1 drafts were "
+          "accepted; along text d: where they are the text's own.\n\n" + text_table(quality))  # fmt: skip
+    decoded = [measure_speed(config, stages, text, target, name, one) for name, one in trained.items()
+               if config.measure_speed]  # fmt: skip
+    rows = [row for one in decoded for row in one["rows"]]
+    print("\n" + text_table(rows, COLUMNS) if rows else "")
+    exact = exactness(decoded) if rows else []
+    repetition = decoded[0]["repetition_share"] if rows else None
     results = {
         "rows": rows,
-        "checks": exactness(config, text, target, timed) + expectations(config, rows, quality),
+        "checks": exact + expectations(config, rows, quality),
         "quality": quality,
         "best_forms": best_forms(rows),
         "repetition_share": repetition,
@@ -78,9 +86,11 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict:
         results=results,
         plots=figures(trained, quality, rows),
     )
-    print("\nBest form of every family at batch 1:\n\n" + text_table(results["best_forms"]))
+    if rows:
+        print("\nBest form of every family at batch 1:\n\n" + text_table(results["best_forms"]))
     print("\n" + text_table(results["training"]) + "\n\n" + text_table(results["checks"]))
-    print(f"\nShare of 4-grams of the target's text seen before in it: {repetition}")
+    if rows:
+        print(f"\nShare of 4-grams of the target's text seen before in it: {repetition}")
     print(f"This run took {results['seconds']:.0f} s. Tables: {workdir}/report.md   plots: {workdir}/plots")
     return report
 
@@ -107,8 +117,9 @@ def train_family(config: ConfigDict, stages: Stages, text: Text, target: Languag
         best="held_out/block_efficiency",
         frozen=target.params,
     )
-    inputs = {"objective": repr(family.objective), "settings": settings, "training": training,
-              "seed": config.seed, "target": stages.hash_of("target")}  # fmt: skip
+    inputs = {"objective": repr(family.objective), "chain": repr(family.chain), "training": training,
+              "prompt_length": config.decoding.prompt_length, "seed": config.seed,
+              "target": stages.hash_of("target")}  # fmt: skip
 
     def load(folder: pathlib.Path, record: dict):
         return load_drafter(folder / "drafter", target.config)[1], record
@@ -141,7 +152,26 @@ def measure_quality(config: ConfigDict, text: Text, target: LanguageModel, name:
     missing = {f"overlap_{d + 1}": None for d in range(depths, quality.depths)}
     share = metrics.ratio(attempts[0], len(prompts))
     return [{"drafter": name, "proposed": share, "block_efficiency": metrics.block_efficiency(counts),
-             **by_depth, **missing}]  # fmt: skip
+             **by_depth, **missing, **along_the_text(config, text, target, one)}]  # fmt: skip
+
+
+def along_the_text(config: ConfigDict, text: Text, target: LanguageModel, one: Trained) -> dict[str, float | None]:
+    """Σ min(p, q) at each depth where the drafted tokens are the text's own, so that all depths and families are
+    measured on the same texts; `overlap_d` is of each family's own drafts that were accepted so far.
+
+    A language model and an exit read the whole text, so for them the depth makes no difference.
+    """
+    family, depths = one.family, range(1, config.quality.depths + 1)
+    if family.objective is None:
+        return {f"along_text_{d}": None for d in depths}
+    batch = {"tokens": jnp.asarray(text.prompts(config.quality.texts, config.quality.text_length, config.seed + 7))}
+    if isinstance(family.chain, EagleDrafter):
+        measure = functools.partial(overlap_by_depth, family.chain.model, steps=len(depths))
+        values = jax.jit(measure)(one.params, batch, target.params)
+    else:
+        values = jax.jit(family.objective.loss)(one.params, batch, None, target.params)[1]
+    values = {name: float(value) for name, value in values.items()}
+    return {f"along_text_{d}": values.get(f"overlap_{d}", values.get("overlap")) for d in depths}
 
 
 def settings_of(name: str, one: Trained, batches) -> list[Setting]:
@@ -152,8 +182,6 @@ def settings_of(name: str, one: Trained, batches) -> list[Setting]:
         label = name if form in ("chain", "window") else f"{name}, {form}"
         chain = drafter.topology.is_chain
         rules = ["token", "block"] if chain else ["multi_round", "traversal"]
-        if drafter.siblings == IID and not chain:
-            rules.append("k_sequential")
         if drafter.siblings == FIXED and form == "best tree":
             rules.append("lossy_typical")
         for batch in batches:
@@ -163,77 +191,96 @@ def settings_of(name: str, one: Trained, batches) -> list[Setting]:
     return settings
 
 
-def measure_speed(config: ConfigDict, text: Text, target: LanguageModel, trained: dict[str, Trained]):
-    """Wall clock of every setting, a family at a time, each beside target-only decoding in the same turns."""
-    decoding, timed, rows = config.decoding, {}, []
+def measure_speed(
+    config: ConfigDict, stages: Stages, text: Text, target: LanguageModel, name: str, one: Trained
+) -> dict[str, Any]:
+    """Stage "decoding_<name>": wall clock of every setting of a family beside target-only decoding in the same turns.
+
+    Returns rows, and how the greedy texts compare with target-only ones. A family at a time, because every setting is
+    several compiled programs, and a process can hold only so many.
+    """
+    decoding = config.decoding
     prompts = text.prompts(decoding.timed_prompts, decoding.prompt_length, config.seed + 3)
-    baselines = [Setting.target_only(rule, t, batch) for batch in decoding.batches
-                 for rule, t in (("greedy", 0.0), ("token", 1.0))]  # fmt: skip
-    for name, one in trained.items():
+
+    def measure(folder: pathlib.Path) -> dict:
         print(f"\n{name}", flush=True)
-        settings = baselines + settings_of(name, one, decoding.batches)
+        baselines = [Setting.target_only(rule, t, batch) for batch in decoding.batches
+                     for rule, t in (("greedy", 0.0), ("token", 1.0))]  # fmt: skip
         records = speed.time_settings(
-            target, settings, prompts, decoding.new_tokens, decoding.repeats, turns=decoding.turns
-        )
+            target, baselines + settings_of(name, one, decoding.batches), prompts, decoding.new_tokens,
+            decoding.repeats, turns=decoding.turns,
+        )  # fmt: skip
+        rows = []
         for record in records.values():
             setting = record.setting
             like = lambda r, s=setting: (r.setting.temperature, r.setting.batch) == (s.temperature, s.batch)  # noqa: E731
             baseline = next(r for r in records.values() if r.setting.drafter is None and like(r))
-            if setting.drafter is None:
-                if setting.name in timed:
-                    continue
-                row = speed.row(record, baseline, None)
-            else:
-                objective = one.family.objective
-                row = speed.row(record, baseline, None if objective is None else type(objective).__name__)
-                row |= memory(target, setting, prompts, decoding.new_tokens)
-            rows.append(row | {"nodes": setting.nodes})
-            timed[setting.name] = record
-    return timed, rows
+            objective = None if setting.drafter is None else one.family.objective
+            row = speed.row(record, baseline, None if objective is None else type(objective).__name__)
+            shape = "chain" if setting.drafter is None or setting.drafter.topology.is_chain else "tree"
+            extra = {} if setting.drafter is None else memory(target, setting, prompts, decoding.new_tokens)
+            rows.append(row | {"family": name, "nodes": setting.nodes, "shape": shape} | extra)
+        jax.clear_caches()
+        return {"rows": rows, **compare_texts(target, prompts, records)}
+
+    forms = {form: repr(drafter) for form, drafter in one.forms.items()}
+    trained = stages.hash_of(f"drafter_{name}") if one.record else None
+    inputs = {"forms": forms, "trained": trained, "decoding": decoding, "seed": config.seed,
+              "target": stages.hash_of("target")}  # fmt: skip
+    return stages.run(f"decoding_{name}", plain(inputs), measure)
+
+
+def compare_texts(target: LanguageModel, prompts, records: dict) -> dict[str, Any]:
+    """Greedy texts against target-only ones, and how much the target's own texts repeat themselves."""
+    cold = [record for record in records.values() if record.setting.temperature == 0]
+    plain_texts = next(record.tokens for record in cold if record.setting.drafter is None)
+    gaps = [speed.gap_where_texts_part(target, *triple) for record in cold
+            for triple in zip(prompts, plain_texts, record.tokens, strict=True)]  # fmt: skip
+    return {
+        "texts": len(gaps),
+        "gaps": [gap for gap in gaps if gap is not None],
+        "repetition_share": {f"temperature_{t:g}": repetition_share(records, t) for t in (0.0, 1.0)},
+    }
 
 
 def memory(target: LanguageModel, setting: Setting, prompts, new_tokens: int) -> dict[str, int]:
-    """What a drafter takes beside the target: parameters, and bytes of parameters and of its state in this batch."""
+    """What a drafter takes beside the target: parameters, and bytes of these, of an index and of its state."""
     run = speed.start(target, setting, prompts[: setting.batch], new_tokens)
     size = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree))  # noqa: E731
+    leaves = jax.tree.leaves(setting.params)
     return {
-        "drafter_parameters": sum(x.size for x in jax.tree.leaves(setting.params)),
+        "drafter_parameters": sum(x.size for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)),
         "drafter_bytes": size(setting.params) + size(run.state.draft_state),
     }
 
 
-def exactness(config: ConfigDict, text: Text, target: LanguageModel, timed: dict) -> list[dict]:
-    """Greedy texts of every setting against target-only ones; where one parts, a near-tie must explain it."""
-    prompts = text.prompts(config.decoding.timed_prompts, config.decoding.prompt_length, config.seed + 3)
-    cold = [record for record in timed.values() if record.setting.temperature == 0]
-    plain_texts = next(record.tokens for record in cold if record.setting.drafter is None)
-    equal, parted = 0, []
-    for record in cold:
-        for triple in zip(prompts, plain_texts, record.tokens, strict=True):
-            gap = speed.gap_where_texts_part(target, *triple)
-            equal, parted = equal + (gap is None), parted + ([gap] if gap is not None else [])
-    value = f"{equal} of {equal + len(parted)} texts equal"
-    value += f"; largest gap of the two best where one parts: {max(parted):.1e}" if parted else ""
+def exactness(decoded: list[dict]) -> list[dict]:
+    """Whether greedy texts are target-only ones; where one parts, a near-tie must explain it."""
+    gaps, texts = [gap for one in decoded for gap in one["gaps"]], sum(one["texts"] for one in decoded)
+    value = f"{texts - len(gaps)} of {texts} texts equal"
+    value += f"; largest gap of the two best where one parts: {max(gaps):.1e}" if gaps else ""
     name = "temperature 0: every family, form and batch gives target-only text"
-    return [check(name, all(gap <= 1e-3 for gap in parted), value, "equal, or a gap under 1e-3")]
+    return [check(name, all(gap <= 1e-3 for gap in gaps), value, "equal, or a gap under 1e-3")]
 
 
 def expectations(config: ConfigDict, rows: list[dict], quality: list[dict]) -> list[dict]:
     """What the papers lead one to expect; what fails is shown, not hidden."""
     checks = []
-    faster = {row["drafter"].split(",")[0] for row in rows
-              if row["drafter"] != "none" and row["batch"] == 1 and row["speedup"] > 1}  # fmt: skip
-    checks.append(check_at_least("families faster than target-only at batch 1", len(faster), 3))
+    if rows:
+        faster = {row["family"] for row in rows
+                  if row["drafter"] != "none" and row["batch"] == 1 and row["speedup"] > 1}  # fmt: skip
+        checks.append(check_at_least("families faster than target-only at batch 1", len(faster), 3))
     of = {row["drafter"]: row for row in quality}
-    pairs = [("eagle", "medusa", 2), ("eagle", "medusa", 3), ("medusa", "ngram", 1), ("eagle", "ngram", 1)]
-    for better, worse, depth in pairs:
+    pairs = [("eagle", "medusa", f"along_text_{d}") for d in range(2, config.quality.depths + 1)]
+    pairs += [("medusa", "ngram", "overlap_1"), ("eagle", "ngram", "overlap_1")]
+    for better, worse, key in pairs:
         if better in of and worse in of:
-            key = f"overlap_{depth}"
             over = None if None in (of[better][key], of[worse][key]) else of[better][key] - of[worse][key]
-            checks.append(check_at_least(f"depth {depth}: overlap of {better} above {worse}", over, 0.0))
+            checks.append(check_at_least(f"{key.replace('_', ' ')}: {better} above {worse}", over, 0.0))
     if {"eagle", "eagle3"} <= of.keys():
-        fall = {name: of[name]["overlap_1"] - of[name]["overlap_4"] for name in ("eagle", "eagle3")}
-        name = "eagle3's overlap falls less from depth 1 to 4 than eagle's"
+        last = f"along_text_{config.quality.depths}"
+        fall = {name: of[name]["along_text_1"] - of[name][last] for name in ("eagle", "eagle3")}
+        name = f"along the text, eagle3's overlap falls less from depth 1 to {config.quality.depths} than eagle's"
         checks.append(check_at_least(name, fall["eagle"] - fall["eagle3"], 0.0))
     return checks
 
@@ -241,14 +288,14 @@ def expectations(config: ConfigDict, rows: list[dict], quality: list[dict]) -> l
 def best_forms(rows: list[dict]) -> list[dict]:
     """Per family and temperature at batch 1: the fastest lossless chain and the fastest lossless tree."""
     table = []
-    families = dict.fromkeys(row["drafter"].split(",")[0] for row in rows if row["drafter"] != "none")
+    families = dict.fromkeys(row["family"] for row in rows)
     for family in families:
         for temperature in (0.0, 1.0):
-            mine = [row for row in rows if row["drafter"].split(",")[0] == family and row["batch"] == 1
+            mine = [row for row in rows if row["family"] == family and row["drafter"] != "none" and row["batch"] == 1
                     and row["temperature"] == temperature and row["lossless"]]  # fmt: skip
             record: dict[str, Any] = {"drafter": family, "temperature": temperature}
             for kind in ("chain", "tree"):
-                chosen = [r for r in mine if ("tree" in r["drafter"]) == (kind == "tree")]
+                chosen = [r for r in mine if r["shape"] == kind]
                 best = max(chosen, key=lambda row: row["speedup"], default=None)
                 record |= {
                     f"best_{kind}": None if best is None else f"{best['drafter']} / {best['verifier']}",
@@ -259,9 +306,10 @@ def best_forms(rows: list[dict]) -> list[dict]:
     return table
 
 
-def repetition_share(timed: dict, temperature: float) -> float | None:
+def repetition_share(records: dict, temperature: float) -> float | None:
     """Share of 4-grams of the target-only texts that occurred before in the same text: what flatters n-grams."""
-    texts = next(r.tokens for r in timed.values() if r.setting.drafter is None and r.setting.temperature == temperature)
+    alone = [r for r in records.values() if r.setting.drafter is None and r.setting.temperature == temperature]
+    texts = alone[0].tokens
     seen = total = 0
     for tokens in texts:
         grams = [tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3)]
@@ -279,9 +327,11 @@ def figures(trained: dict[str, Trained], quality: list[dict], rows: list[dict]) 
     overlap = {row["drafter"]: [v for k, v in row.items() if k.startswith("overlap_")] for row in quality}
     result = {
         "block_efficiency": plots.training_curves(curves, quantity="τ, held out", title="Block efficiency in training"),
-        "overlap": plots.per_depth(overlap, quantity="overlap", title="Overlap with the target on the same prefixes"),
+        "overlap": plots.per_depth(
+            overlap, quantity="overlap", title="Overlap with the target where the drafts so far were accepted"
+        ),
     }
-    for temperature in (0.0, 1.0):
+    for temperature in (0.0, 1.0) if rows else ():
         best = {}
         for row in rows:
             if row["temperature"] == temperature and row["batch"] == 1 and row["drafter"] != "none":

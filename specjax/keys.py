@@ -3,10 +3,11 @@
 Every row of a batch owns one key, so that its text depends on nothing but its own prompt: not on its neighbours, the
 batch size, the padding or on who has finished. From the row's key two streams branch off, told apart by a tag:
 
-    round stream      fold_in(key, ROUND) -> committed length at the start of the round -> depth -> role
+    round stream      fold_in(key, ROUND) -> committed length at the start of the round -> depth -> role -> sibling
     position stream   fold_in(key, POSITION) -> absolute position of the token
 
-A round emits at least one token, so the committed length never repeats and no round key is used twice. That freshness
+(A coin belongs to a node, whose number takes the place of the depth; a chain's draws have no sibling number.) A round
+emits at least one token, so the committed length never repeats and no round key is used twice. That freshness
 is not a nicety: the block rule and dynamic trees let discarded draws influence what was kept, so redrawing the same
 noise in a later round biases the law, and no test of a single round can see it. The position stream may be revisited
 in any number of rounds, because there the emitted token is a function of the noise alone.

@@ -33,8 +33,8 @@ class Proposal:
     Attributes:
         tokens: [B, N] drafted ids.
         law: [B, N, V] the law each node was drawn from; None when the tokens were chosen, not drawn (q is one-hot).
-        valid: [B, N] nodes that may be accepted. An invalid node has no valid descendant; its token and law are never
-            looked at.
+        valid: [B, N] nodes that may be accepted. An invalid node has no valid descendant; its token and law may be
+            anything, but for a passenger's token, which the target reads.
         topology: static shape.
         siblings: static; how the children of a node relate: drawn independently from one law (`iid`), each from the law
             that is left after removing its earlier siblings, renormalised (`without_replacement`), or chosen and to be
@@ -114,6 +114,11 @@ class Context:
     target_cache: Any = None
     buffer_length: int = struct.field(pytree_node=False, default=0)
 
+    @property
+    def pending(self) -> Int[Array, "B"]:
+        """The last committed token of each row."""
+        return jnp.take_along_axis(self.tokens, self.length[:, None] - 1, 1)[:, 0]
+
 
 @struct.dataclass
 class Committed:
@@ -148,8 +153,8 @@ class Drafter(Protocol):
         target: config of the only target it can draft for, because it uses that target's layers, features or head; None
             when any target will do.
         widths: static widths in which a verify may run, in tokens and rising; the last is N + 1. A round takes the
-            first one that holds the deepest valid node of the live rows. More than one pays only for a drafter that
-            often proposes less than N nodes.
+            first one that holds the last valid node of the live rows. More than one pays only for a drafter that often
+            proposes less than N nodes; passengers run in every round, so with them there is one.
     """
 
     draft_length: int

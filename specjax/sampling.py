@@ -105,6 +105,13 @@ class Sampling:
             law = jnp.where(temperature == 0, _one_hot_of_max(logits), law)
         return law
 
+    def choose(self, logits: Float[Array, "B V"], source: Source) -> tuple[Int[Array, "B"], Float[Array, "B V"] | None]:
+        """One token per row and the law it was drawn from; at temperature 0 the best token, and None for its law."""
+        if self.greedy:
+            return first_max(logits), None
+        law = self.law(logits)
+        return draw(law, source), law
+
     @staticmethod
     def _per_row(value, logits):
         value = value.astype(logits.dtype) if jnp.issubdtype(value.dtype, jnp.floating) else value

@@ -1,6 +1,7 @@
 """How the tests run: on the CPU, compiled fast rather than to fast code, with every signature of specjax checked."""
 
 import os
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
@@ -8,7 +9,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("MPLBACKEND", "agg")
 
 import hypothesis
+import jax
 import jaxtyping
+import pytest
 
 from tests import signatures
 
@@ -18,3 +21,12 @@ jaxtyping.install_import_hook("specjax", f"{signatures.__name__}.{signatures.che
 # The same examples in every run, so that a failure is a failure for everybody; no deadline, as JAX compiles.
 hypothesis.settings.register_profile("fixed", deadline=None, derandomize=True, max_examples=25)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_memory_maps():
+    """Every compiled program takes maps of memory, of which Linux grants a process 65,530: let go of them in time."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
+        jax.clear_caches()

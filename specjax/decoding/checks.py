@@ -86,13 +86,23 @@ def check_pair(
         at_zero = " at temperature 0" if siblings != drafter.siblings else ""
         raise ValueError(
             f"verifier {verifier.name!r} takes siblings {sorted(verifier.siblings)}; "
-            f"this drafter proposes {siblings!r}{at_zero}"
+            f"this drafter proposes {siblings!r}{at_zero}: use 'multi_round' or 'traversal'"
         )
     if not verifier.trees and not chain:
-        raise ValueError(f"verifier {verifier.name!r} takes chains only; this drafter proposes a tree")
-    if verifier.greedy_only and not sampling.greedy:
         raise ValueError(
-            f"verifier {verifier.name!r} keeps the target's law at temperature 0 only; set temperature=0 or use 'token'"
+            f"verifier {verifier.name!r} takes chains only; this drafter proposes a tree: use 'multi_round' or "
+            "'traversal'"
+        )
+    if verifier.greedy_only and not sampling.greedy:
+        instead = "token" if chain else "multi_round"
+        raise ValueError(
+            f"verifier {verifier.name!r} keeps the target's law at temperature 0 only; set temperature=0 or use "
+            f"{instead!r}"
+        )
+    if drafter.topology.passengers and len(drafter.widths) > 1:
+        raise ValueError(
+            f"passengers run in every round, so this drafter needs one width, {drafter.topology.num_nodes + 1}; "
+            f"it names {drafter.widths}"
         )
     target.check("target")
     drafter.check_params(drafter_params)

@@ -37,7 +37,9 @@ def target_forward(
     if proposal.hidden is not None:
         options["hidden"] = proposal.hidden[:, :width]
         options["layers"] = (proposal.first_layer, config.num_layers)
-    nodes = jnp.concatenate([pending[:, None], proposal.tokens[:, : width - 1]], 1)
+    # An invalid node may hold any id. Embedded unclipped it would be NaN, and one NaN in the cache spoils its row.
+    drafted = jnp.clip(proposal.tokens[:, : width - 1], 0, config.vocab_size - 1)
+    nodes = jnp.concatenate([pending[:, None], drafted], 1)
     return apply(config, params, nodes, cache, feature_layers=feature_layers, **options)
 
 

@@ -73,8 +73,9 @@ def generate(
         prompts: B token sequences of any lengths >= 1.
         max_new_tokens: limit, for all rows or one per row.
         drafter, drafter_params: what proposes; None decodes target-only through the same loop.
-        verifier: a rule or its name in `VERIFIERS` (default: "token"; "coupled" without a drafter, so that the coupled
-            rule repeats the target-only text of a seed token for token. The other rules keep the law, not the text).
+        verifier: a rule or its name in `VERIFIERS` (default: "token", for trees "multi_round"; "coupled" without a
+            drafter, so that the coupled rule repeats the target-only text of a seed token for token. The other rules
+            keep the law, not the text).
         sampling: how the target's logits become a law (default: temperature 1).
         draft_sampling: the drafter's own (default: the target's).
         stop_ids: ids that end a row; the stop token itself is emitted.
@@ -131,7 +132,8 @@ class Run:
         """Check everything, then prefill. Arguments are those of `generate`."""
         drafter = Empty() if drafter is None else drafter
         if verifier is None:
-            verifier = "coupled" if drafter == Empty() else "token"
+            verifier = "token" if drafter.topology.is_chain else "multi_round"
+            verifier = "coupled" if drafter == Empty() else verifier
         if isinstance(verifier, str):
             if verifier not in VERIFIERS:
                 raise ValueError(f"unknown verifier {verifier!r}; known are {', '.join(VERIFIERS)}")

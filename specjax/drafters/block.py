@@ -106,8 +106,7 @@ class BlockDrafter:
         return self._extend(params, cache, context.features).rollback(context.length - 1)
 
     def propose(self, params, state: KVCache, context, noise):
-        pending = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, 1)
-        logits = self.decode_logits(params, context.target_params, state, pending[:, 0])
+        logits = self.decode_logits(params, context.target_params, state, context.pending)
         sources = noise.draft(self.draft_length)
         if context.sampling.greedy:
             tokens, law = first_max(logits), None

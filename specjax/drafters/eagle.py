@@ -8,7 +8,6 @@ from jaxtyping import Array, Float
 
 from specjax.drafters.eagle_pairs import EagleDrafter, Pairs
 from specjax.protocol import IID, Proposal
-from specjax.sampling import draw, first_max
 from specjax.topology import Topology
 
 
@@ -37,11 +36,7 @@ class Eagle(EagleDrafter):
         model, target_params, sampling = self.model, context.target_params, context.sampling
 
         def choose(out: Float[Array, "B D"], source):
-            logits = model.logits(params, target_params, out)
-            if sampling.greedy:
-                return first_max(logits), None
-            law = sampling.law(logits)
-            return draw(law, source), law
+            return sampling.choose(model.logits(params, target_params, out), source)
 
         def step(carry, source):
             out, token, cache = carry

@@ -14,7 +14,6 @@ from specjax.models.layers import make_dense, make_norm
 from specjax.models.param_check import check_params_against
 from specjax.models.transformer import apply
 from specjax.protocol import IID, Proposal
-from specjax.sampling import draw, first_max
 from specjax.topology import Topology
 
 
@@ -137,20 +136,13 @@ class EarlyExit:
             )
             return hidden[:, 0], cache
 
-        def choose(logits, source):
-            if sampling.greedy:
-                return first_max(logits), None
-            law = sampling.law(logits)
-            return draw(law, source), law
-
         def step(carry, source):
             token, cache = carry
             hidden, cache = lower(token, cache)
-            token, law = choose(self.logits(params, context.target_params, hidden), source)
+            token, law = sampling.choose(self.logits(params, context.target_params, hidden), source)
             return (token, cache), (hidden, token, law)
 
-        pending = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, 1)[:, 0]
-        (token, cache), drafted = jax.lax.scan(step, (pending, cache), noise.draft(self.draft_length))
+        (token, cache), drafted = jax.lax.scan(step, (context.pending, cache), noise.draft(self.draft_length))
         last, cache = lower(token, cache)
         hidden, tokens, law = jax.tree.map(lambda x: x.swapaxes(0, 1), drafted)
         proposal = Proposal(

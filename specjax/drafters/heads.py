@@ -168,11 +168,7 @@ class PredictionHeads:
 
 def only_known(proposal: Proposal, state: HeadState) -> Proposal:
     """Nothing where no feature is known yet."""
-    law = proposal.law
-    return proposal.replace(
-        valid=proposal.valid & state.known[:, None],
-        law=None if law is None else jnp.where(state.known[:, None, None], law, 0),
-    )
+    return proposal.replace(valid=proposal.valid & state.known[:, None])
 
 
 def counted_positions(mask: Bool[Array, "B T"], num_heads: int) -> Bool[Array, "B S"]:

@@ -23,7 +23,7 @@ class Hydra(PredictionHeads):
     def propose(self, params, state: HeadState, context, noise):
         topology = self.topology
         normalised = ends.normalise(self.target, context.target_params, state.feature)[:, None]
-        path = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, 1)[:, None]  # [B, nodes, depth]
+        path = context.pending[:, None, None]  # [B, nodes, depth]
         levels = []
         for depth in range(1, topology.max_depth + 1):
             feature = jnp.broadcast_to(normalised, (*path.shape[:2], normalised.shape[-1]))

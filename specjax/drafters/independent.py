@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 from specjax.models import KVCache, TransformerConfig, init_cache
 from specjax.models.transformer import apply, check_params
 from specjax.protocol import IID, Proposal
-from specjax.sampling import Sampling, draw, first_max
+from specjax.sampling import Sampling
 from specjax.topology import Topology
 
 
@@ -61,10 +61,7 @@ class Independent:
         check_params(self.model, params, "drafter")
 
     def init(self, params, context) -> KVCache:
-        batch, _ = context.tokens.shape
-        cache = init_cache(self.model, batch, context.buffer_length + self.draft_length)
-        _, cache, _ = apply(self.model, params, context.tokens, cache, logits_at=jnp.zeros((batch, 0), jnp.int32))
-        return cache.rollback(context.length - 1)
+        return read_prompt(self.model, params, context, self.draft_length)
 
     def propose(self, params, state: KVCache, context, noise):
         def step(carry, source):
@@ -81,12 +78,9 @@ class Independent:
         return Proposal(tokens, law, jnp.ones(tokens.shape, bool), self.topology), cache, context.target_cache
 
     def first_step(self, params, state: KVCache, context, source):
-        """(first draft [B], its law, cache): the forward over the two last committed tokens."""
-        start = jnp.maximum(context.length - 2, 0)
-        pair = jnp.take_along_axis(context.tokens, start[:, None] + jnp.arange(2), 1)
-        pending = context.length - 1 - start
-        logits, cache, _ = apply(self.model, params, pair, state.rollback(start), logits_at=pending[:, None])
-        return *self.choose(logits[:, 0], context.sampling, source), cache.rollback(context.length)
+        """(first draft [B], its law, cache)."""
+        logits, cache = read_last_two(self.model, params, context, state)
+        return *self.choose(logits, context.sampling, source), cache
 
     def step(self, params, token: Int[Array, "B"], cache: KVCache, sampling: Sampling, source):
         """(next draft [B], its law, cache)."""
@@ -95,10 +89,24 @@ class Independent:
 
     def choose(self, logits: Float[Array, "B V"], sampling: Sampling, source):
         """(token [B], the law it was drawn from; None at temperature 0)."""
-        if sampling.greedy:
-            return first_max(logits), None
-        law = sampling.law(logits)
-        return draw(law, source), law
+        return sampling.choose(logits, source)
 
     def commit(self, params, state: KVCache, committed) -> KVCache:
         return state  # the next propose says itself from which position on it overwrites
+
+
+def read_prompt(model: TransformerConfig, params, context, drafted_slots: int) -> KVCache:
+    """The drafter's cache after all but the last token of the prompt, with room for what a round drafts."""
+    batch = context.tokens.shape[0]
+    cache = init_cache(model, batch, context.buffer_length + drafted_slots)
+    _, cache, _ = apply(model, params, context.tokens, cache, logits_at=jnp.zeros((batch, 0), jnp.int32))
+    return cache.rollback(context.length - 1)
+
+
+def read_last_two(model: TransformerConfig, params, context, cache: KVCache) -> tuple[Float[Array, "B V"], KVCache]:
+    """Logits behind the pending token, from one forward over the two last committed tokens, and the cache with both."""
+    start = jnp.maximum(context.length - 2, 0)
+    pair = jnp.take_along_axis(context.tokens, start[:, None] + jnp.arange(2), 1)
+    pending = context.length - 1 - start
+    logits, cache, _ = apply(model, params, pair, cache.rollback(start), logits_at=pending[:, None])
+    return logits[:, 0], cache.rollback(context.length)

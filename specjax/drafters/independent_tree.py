@@ -5,8 +5,9 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.drafters.independent import read_last_two, read_prompt
 from specjax.drafters.tree_draws import check_siblings, check_static_tree, draw_level, tree_proposal
-from specjax.models import KVCache, TransformerConfig, init_cache
+from specjax.models import KVCache, TransformerConfig
 from specjax.models.transformer import apply, check_params
 from specjax.protocol import WITHOUT_REPLACEMENT
 from specjax.topology import Topology
@@ -62,18 +63,12 @@ class IndependentTree:
         check_params(self.model, params, "drafter")
 
     def init(self, params, context) -> KVCache:
-        batch, _ = context.tokens.shape
-        cache = init_cache(self.model, batch, context.buffer_length + self.topology.num_nodes)
-        _, cache, _ = apply(self.model, params, context.tokens, cache, logits_at=jnp.zeros((batch, 0), jnp.int32))
-        return cache.rollback(context.length - 1)
+        return read_prompt(self.model, params, context, self.topology.num_nodes)
 
     def propose(self, params, state: KVCache, context, noise):
         topology = self.topology
-        start = jnp.maximum(context.length - 2, 0)
-        pair = jnp.take_along_axis(context.tokens, start[:, None] + jnp.arange(2), 1)
-        pending = context.length - 1 - start
-        logits, cache, _ = apply(self.model, params, pair, state.rollback(start), logits_at=pending[:, None])
-        cache = cache.rollback(context.length)
+        logits, cache = read_last_two(self.model, params, context, state)
+        logits = logits[:, None]
         levels = []
         for depth in range(1, topology.max_depth + 1):
             children = draw_level(

@@ -122,9 +122,8 @@ class Lookahead:
         return LookaheadState(window, pool, tail)
 
     def propose(self, params, state: LookaheadState, context, noise):
-        pending = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, 1)[:, 0]
-        grams, found = state.pool.find(pending, self.candidates)
-        batch, levels = pending.shape[0], self.ngram - 1
+        grams, found = state.pool.find(context.pending, self.candidates)
+        batch, levels = found.shape[0], self.ngram - 1
         candidates = grams[..., 1:].swapaxes(1, 2).reshape(batch, -1)
         window = state.window.reshape(batch, -1)
         valid = jnp.concatenate([jnp.tile(found, (1, levels)), jnp.zeros(window.shape, bool)], 1)

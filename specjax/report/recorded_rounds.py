@@ -82,12 +82,12 @@ def record_rounds(target, prompts, **options) -> RecordedRounds:
     """Decodes like `generate` with these options and keeps p, q and the drafts of every round of every live row.
 
     Raises:
-        ValueError: what `generate` raises; a drafter whose tree changes from round to round.
+        ValueError: what `generate` raises; a drafter whose tree changes from round to round, or with passengers.
     """
     run = Run.start(target, prompts, **options)
     topology, rounds = run.decoder.drafter.topology, []
-    if not topology.is_static or not topology.num_nodes:
-        raise ValueError("rounds are recorded for drafters with a static topology of at least one node")
+    if not topology.is_static or topology.passengers or not topology.num_nodes:
+        raise ValueError("rounds are recorded for drafters with a static topology of candidates, at least one")
     while not run.finished:
         proposal, p = jax.device_get(_look(run.decoder, run.inputs, run.state))
         live = np.flatnonzero(np.asarray(run.state.live))

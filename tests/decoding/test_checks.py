@@ -27,6 +27,13 @@ class TreeDrafter(Empty):
 
 
 @dataclasses.dataclass(frozen=True)
+class WindowDrafter(Empty):
+    topology = Topology((0, 0), passengers=1)
+    draft_length = 1
+    widths = (1, 3)
+
+
+@dataclasses.dataclass(frozen=True)
 class OddSiblings(Empty):
     siblings = "sorted"
 
@@ -74,7 +81,8 @@ CASES = PROMPT_CASES + [
     (dict(sampling=Sampling.of([0.5, 1.0])), "temperature has 2 values for a batch of 1"),
     (dict(draft_sampling=Sampling.of(top_k=[5, 6])), "top_k has 2 values for a batch of 1"),
     (dict(drafter_params={"a": 1}), "the empty drafter takes no parameters"),
-    (dict(drafter=TreeDrafter()), "'token' takes chains only; this drafter proposes a tree"),
+    (dict(drafter=TreeDrafter(), verifier="token"), "'token' takes chains only; .* a tree: use 'multi_round'"),
+    (dict(drafter=WindowDrafter()), r"passengers run in every round, .* one width, 3; it names .1, 3"),
     (dict(drafter=OddSiblings()), "'token' takes siblings .*; this drafter proposes 'sorted'"),
 ]
 

@@ -77,6 +77,19 @@ def test_the_narrowest_width_that_holds_the_valid_nodes_runs(target, last):
     assert features[:, :width].all(-1).all() and after.length.tolist() == cache.length.tolist()
 
 
+def test_an_invalid_node_may_hold_any_id(target):
+    """Ids outside the vocabulary would embed as NaN, which spoils the cache of their whole row."""
+    pending, proposal = tree_proposal()
+    valid = jnp.array([[True, False, True, False, False, False], [True, True, True, True, False, True]])
+    wild = proposal.replace(tokens=jnp.where(valid, proposal.tokens, jnp.array([-1, 99, 11, -7, 99, 10**6])))
+    cache = prefilled(target)
+    expected, _, _ = target_forward(TARGET, target.params, pending, proposal, cache)
+    logits, after, _ = target_forward(TARGET, target.params, pending, wild, cache)
+    rows, nodes = np.nonzero(np.pad(np.asarray(valid), ((0, 0), (1, 0)), constant_values=True))
+    np.testing.assert_array_equal(logits[rows, nodes], expected[rows, nodes])
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(after))
+
+
 def test_widths_cost_what_they_say(target):
     """By the compiled program's own count: the loop over widths holds one forward of each."""
     pending, proposal = tree_proposal()
