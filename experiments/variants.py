@@ -1,7 +1,6 @@
 """Every drafter family for one target: trained under one budget, decoded on the same prompts, side by side."""
 
 import dataclasses
-import functools
 import pathlib
 import time
 from typing import Any
@@ -11,24 +10,21 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from experiments import decoding_speed as speed
+from experiments.acceptance import measure_quality
 from experiments.decoding_speed import Setting
 from experiments.families import FAMILIES, Family
 from experiments.trained_pair import prepare_text, train_target
 from experiments.training_stage import Text, TrainingStage, plain
-from specjax.decoding.generate import Run
-from specjax.drafters.eagle_pairs import EagleDrafter
 from specjax.models import LanguageModel
 from specjax.peak_flops import measure_peak_flops
 from specjax.protocol import FIXED, Drafter
 from specjax.report import metrics, plots
 from specjax.report.environment import environment
-from specjax.report.metrics import CountTable
 from specjax.report.results import check, check_at_least
 from specjax.report.stages import Stages
 from specjax.report.tables import text_table
 from specjax.report.writer import write_report
 from specjax.sampling import Sampling
-from specjax.training.eagle_objective import overlap_by_depth
 from specjax.training.rollouts import HeldOutDecoding
 from specjax.training.saved_drafter import load_drafter, save_drafter
 
@@ -58,7 +54,7 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict:
     trained = {name: train_family(config, stages, text, target, name) for name in config.families}
 
     peak = measure_peak_flops()
-    quality = [row for name, one in trained.items() for row in measure_quality(config, text, target, name, one)]
+    quality = [measure_quality(config, text, target, name, one.family, one.params) for name, one in trained.items()]
     print("\nOne round from each of the same held-out prefixes, temperature 1. overlap d: where d - 1 drafts were "
           "accepted; along text d: where they are the text's own.\n\n" + text_table(quality))  # fmt: skip
     decoded = [measure_speed(config, stages, text, target, name, one) for name, one in trained.items()
@@ -126,52 +122,6 @@ def train_family(config: ConfigDict, stages: Stages, text: Text, target: Languag
 
     params, record = stages.run(f"drafter_{name}", plain(inputs), run, load)
     return Trained(family, params, family.forms(params), record)
-
-
-def measure_quality(config: ConfigDict, text: Text, target: LanguageModel, name: str, one: Trained) -> list[dict]:
-    """One round from each of many held-out prefixes of the corpus, the same for all families, drafts sampled."""
-    quality = config.quality
-    prompts = text.prompts(quality.prefixes, quality.prefix_length, config.seed + 6)
-    drafter = one.family.chain
-    rule = "token" if drafter.topology.is_chain else "multi_round"
-    run = Run.start(
-        target,
-        prompts,
-        max_new_tokens=drafter.draft_length + 1,
-        drafter=drafter,
-        drafter_params=one.params,
-        verifier=rule,
-        sampling=Sampling.of(1.0),
-        seed=config.seed,
-    )
-    run.advance(1)
-    counts = CountTable.of(run.result().counts)
-    depths = min(quality.depths, drafter.draft_length)
-    attempts, overlap = counts.attempts.sum(0), counts.overlap_sum.sum(0)
-    by_depth = {f"overlap_{d + 1}": metrics.ratio(overlap[d], attempts[d]) for d in range(depths)}
-    missing = {f"overlap_{d + 1}": None for d in range(depths, quality.depths)}
-    share = metrics.ratio(attempts[0], len(prompts))
-    return [{"drafter": name, "proposed": share, "block_efficiency": metrics.block_efficiency(counts),
-             **by_depth, **missing, **along_the_text(config, text, target, one)}]  # fmt: skip
-
-
-def along_the_text(config: ConfigDict, text: Text, target: LanguageModel, one: Trained) -> dict[str, float | None]:
-    """Σ min(p, q) at each depth where the drafted tokens are the text's own, so that all depths and families are
-    measured on the same texts; `overlap_d` is of each family's own drafts that were accepted so far.
-
-    A language model and an exit read the whole text, so for them the depth makes no difference.
-    """
-    family, depths = one.family, range(1, config.quality.depths + 1)
-    if family.objective is None:
-        return {f"along_text_{d}": None for d in depths}
-    batch = {"tokens": jnp.asarray(text.prompts(config.quality.texts, config.quality.text_length, config.seed + 7))}
-    if isinstance(family.chain, EagleDrafter):
-        measure = functools.partial(overlap_by_depth, family.chain.model, steps=len(depths))
-        values = jax.jit(measure)(one.params, batch, target.params)
-    else:
-        values = jax.jit(family.objective.loss)(one.params, batch, None, target.params)[1]
-    values = {name: float(value) for name, value in values.items()}
-    return {f"along_text_{d}": values.get(f"overlap_{d}", values.get("overlap")) for d in depths}
 
 
 def settings_of(name: str, one: Trained, batches) -> list[Setting]:

@@ -110,3 +110,24 @@ def test_bad_seeds(seed):
 @pytest.mark.parametrize("seed", [0, -1, 2**40, 2**63 - 1, np.uint8(3), [4, 4, 5], np.arange(3)])
 def test_good_seeds(seed):
     assert row_keys(seed, 3).shape == (3,)
+
+
+def test_children_of_the_round_stream_are_all_different_and_the_first_is_a_chains():
+    n = noise([3, 4], [5, 5])
+    numbers = [np.asarray(n.draft_children(depth, 3, 2).uniform) for depth in (1, 2)]
+    assert numbers[0].shape == (2, 3, 2)
+    coins = [np.asarray(n.accept(9)).ravel(), np.asarray(n.next_token())]
+    everything_drawn = np.concatenate([*(x.ravel() for x in numbers), *coins])
+    assert len(np.unique(everything_drawn)) == everything_drawn.size
+    np.testing.assert_array_equal(np.stack([x[:, 0, 0] for x in numbers]), n.draft(2).uniform)
+
+
+def test_children_of_the_position_stream_share_the_positions_noise():
+    """Without replacement all take it (the Gumbel top-k); with replacement the first does, whatever the parent."""
+    n = noise([3, 4], [5, 8], Stream.POSITION)
+    bits = lambda key: np.asarray(jax.random.key_data(key))  # noqa: E731
+    chain = bits(n.draft(2).key)[1]
+    without = bits(n.draft_children(2, 3, 2, replace=False).key)
+    assert (without == chain[:, None, None]).all()
+    drawn = bits(n.draft_children(2, 3, 2, replace=True).key)
+    assert (drawn[:, :, 0] == chain[:, None]).all() and (drawn[:, :, 1] != chain[:, None]).any(-1).all()

@@ -8,7 +8,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from specjax.keys import Source
-from specjax.sampling import Sampling, draw, first_max, gumbel_max, inverse_cdf
+from specjax.sampling import Sampling, draw, first_max, gumbel_max, inverse_cdf, top_tokens
 
 LAW = jax.jit(Sampling.law)
 DRAW = jax.jit(inverse_cdf)
@@ -236,3 +236,20 @@ def test_gumbel_max_adds_noise_to_the_log_law_and_stays_in_the_support():
     token = np.asarray(gumbel_max(jnp.asarray(law, jnp.float32), jnp.asarray(noise, jnp.float32)))
     np.testing.assert_array_equal(token, expected)
     assert (law[np.arange(500), token] > 0).all() and len(set(token)) > 5
+
+
+@given(st.lists(st.integers(-3, 3), min_size=5, max_size=5), st.integers(1, 5))
+def test_the_top_tokens_come_in_order_and_ties_by_index(values, k):
+    found = top_tokens(jnp.asarray([values, values[::-1]], jnp.float32), k)
+    for row, given_values in zip(found, (values, values[::-1]), strict=True):
+        assert row.tolist() == np.argsort(-np.asarray(given_values), kind="stable")[:k].tolist()
+
+
+def test_a_choice_comes_with_the_law_it_was_drawn_from():
+    logits, source = jnp.array([[0.0, 2.0, 1.0], [1.0, 1.0, 5.0]]), Source(uniform=jnp.array([0.1, 0.99]))
+    token, law = Sampling.of(0).choose(logits, source)
+    assert token.tolist() == [1, 2] and law is None
+    sampling = Sampling.of(0.7, top_k=2)
+    token, law = sampling.choose(logits, source)
+    np.testing.assert_array_equal(law, sampling.law(logits))
+    np.testing.assert_array_equal(token, draw(law, source))

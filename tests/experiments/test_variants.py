@@ -10,6 +10,7 @@ import pytest
 from configs import replay as replay_config
 from configs import variants as variants_config
 from experiments import distillation, replay, variants
+from experiments.acceptance import along_the_text
 from experiments.families import FAMILIES
 from experiments.training_stage import Text
 from specjax.data.pipeline import TokenizedText
@@ -121,8 +122,7 @@ def test_overlap_along_a_text(small, name):
     config.quality.update(texts=2, text_length=24, depths=3)
     target, text = small
     family = FAMILIES[name](config.family_settings[name], target, text)
-    one = variants.Trained(family, family.initial(jax.random.key(1)), {}, {})
-    values = list(variants.along_the_text(config, text, target, one).values())
+    values = list(along_the_text(config, text, target, family, family.initial(jax.random.key(1))).values())
     assert len(values) == 3
     if name == "ngram":
         assert values == [None] * 3
