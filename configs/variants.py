@@ -50,7 +50,7 @@ def _families() -> dict:
         "medusa": heads,
         "hydra": heads,
         "eagle": eagle | dict(law_weight=1.0),
-        "eagle3": eagle | dict(feature_layers=(1, 2, 3), steps_ahead=3),
+        "eagle3": eagle | dict(feature_layers=(1, 2, 3), steps_ahead=5),
         "block": dict(num_layers=1, feature_layers=(1, 2, 3), draft_length=6, anchors=24, learning_rate=1e-3),
         "ngram": dict(draft_length=5, max_match=3),
         "suffix": dict(draft_length=6, max_match=8, corpus_tokens=400_000),

@@ -1,5 +1,6 @@
 """How the tests run: on the CPU, compiled fast rather than to fast code, with every signature of specjax checked."""
 
+import itertools
 import os
 from pathlib import Path
 
@@ -23,10 +24,13 @@ hypothesis.settings.register_profile("fixed", deadline=None, derandomize=True, m
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
-@pytest.fixture(autouse=True, scope="module")
+_tests_run = itertools.count(1)
+
+
+@pytest.fixture(autouse=True)
 def few_memory_maps():
     """Every compiled program takes maps of memory, of which Linux grants a process 65,530: let go of them in time."""
     yield
     maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
+    if next(_tests_run) % 8 == 0 and maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
         jax.clear_caches()

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
 from flax import traverse_util
 
 from specjax.drafters import DRAFTERS
@@ -25,7 +26,8 @@ def save_drafter(path, drafter: Drafter, params: Any) -> None:
     if type(drafter).__name__ not in CLASSES:
         raise ValueError(f"{type(drafter).__name__} is not listed in specjax.drafters.DRAFTERS; add it there")
     drafter.check_params(params)
-    save_tree(path, {"drafter": drafter, "has_params": params is not None}, {} if params is None else params)
+    none = {"none": np.zeros(1)}  # a tree without arrays cannot be written
+    save_tree(path, {"drafter": drafter, "has_params": params is not None}, none if params is None else params)
 
 
 def load_drafter(path, target: TransformerConfig | None = None) -> tuple[Drafter, Any]:

@@ -75,7 +75,7 @@ CASES = PROMPT_CASES + [
     (dict(stop_ids=[-1]), "stop_ids must be"),
     (dict(seed=0.5), "seed must be"),
     (dict(seed=[1, 2]), "seed must be"),
-    (dict(verifier="tokne"), "unknown verifier 'tokne'; known are token, block, coupled"),
+    (dict(verifier="tokne"), "unknown verifier 'tokne'; known are token, block, multi_round"),
     (dict(verifier="greedy"), "'greedy' keeps the target's law at temperature 0 only"),
     (dict(verifier="greedy", sampling=Sampling(jnp.zeros(1))), "temperature 0 only"),
     (dict(sampling=Sampling.of([0.5, 1.0])), "temperature has 2 values for a batch of 1"),

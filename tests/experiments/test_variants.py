@@ -9,15 +9,17 @@ import pytest
 
 from configs import replay as replay_config
 from configs import variants as variants_config
-from experiments import distillation, replay, variants
+from experiments import replay, variants
 from experiments.acceptance import along_the_text
 from experiments.families import FAMILIES
+from experiments.trained_pair import prepare_text, train_drafter, train_target
 from experiments.training_stage import Text
 from specjax.data.pipeline import TokenizedText
 from specjax.data.tokenizer import ByteTokenizer
 from specjax.decoding.checks import check_pair
 from specjax.models import LanguageModel, TransformerConfig
 from specjax.report.results import ROW_KEYS
+from specjax.report.stages import Stages
 from specjax.sampling import Sampling
 from specjax.verifiers import VERIFIERS
 from tests.experiments.test_distillation import tiny as tiny_quickstart
@@ -33,12 +35,15 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def lent(text, tmp_path_factory):
-    """A finished tiny main job, whose text and target both experiments borrow."""
+    """The trained part of a tiny main job, which both experiments borrow."""
     workdir = tmp_path_factory.mktemp("lent")
     config = tiny_quickstart(text)
     config.target.num_layers = 3
     config.drafters = ("distilled",)
-    distillation.run(config, workdir)
+    stages = Stages(workdir)
+    text = prepare_text(config, stages)
+    target, _ = train_target(config, stages, text)
+    train_drafter(config, stages, text, target, "distilled")
     return config, workdir
 
 
