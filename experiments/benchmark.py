@@ -120,7 +120,7 @@ def tree_cost(config: ConfigDict, text: Text, target: LanguageModel, drafter: La
     records = []
     for length in config.cache_lengths:
         prompt = text.prompts(1, length, config.seed)
-        runs = {name: speed.start(target, setting, prompt, config.new_tokens) for name, setting in settings.items()}
+        runs = {name: speed.start(target, setting, prompt, tree.num_nodes + 2) for name, setting in settings.items()}
         thunks = {name: costs.probes(run, (), config.turns)["verify"] for name, run in runs.items()}
         seconds = timing.interleave(thunks, config.loop_repeats)
         for name, values in seconds.items():
