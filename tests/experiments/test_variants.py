@@ -53,7 +53,7 @@ def tiny_variants(lent):
     config.reuse = str(workdir)
     for name in ("corpus", "tokenizer", "target", "target_training", "drafter_training"):
         config[name] = main[name]
-    config.families = ("block", "lookahead")
+    config.families = ("block",)
     config.family_settings.block.update(draft_length=2, feature_layers=(1, 3))
     config.quality.update(prefixes=8, prefix_length=12, depths=2, texts=2, text_length=12)
     config.decoding.update(prompt_length=8, new_tokens=8, timed_prompts=2, batches=(1, 2), turns=2)
@@ -68,7 +68,7 @@ def test_the_table_of_families(lent, tmp_path, capsys):
     assert json.loads((tmp_path / "report.json").read_text()) == report
     rows = report["results"]["rows"]
     assert all(row.keys() >= set(ROW_KEYS) for row in rows)
-    assert {row["drafter"] for row in rows} == {"none", "block", "lookahead"}
+    assert {row["drafter"] for row in rows} == {"none", "block"}
     assert {row["batch"] for row in rows} == {1, 2} and all(row["lossless"] for row in rows)
     for row in rows:
         if row["drafter"] != "none":
@@ -81,7 +81,7 @@ def test_the_table_of_families(lent, tmp_path, capsys):
     assert trained == ["target", "block"]
     variants.run(config, tmp_path)
     out = capsys.readouterr().out
-    assert all(f"{stage}: finished earlier, reused" in out for stage in ("drafter_block", "decoding_lookahead"))
+    assert all(f"{stage}: finished earlier, reused" in out for stage in ("drafter_block", "decoding_block"))
 
 
 def test_an_unknown_family_is_named(tmp_path):
