@@ -2,7 +2,7 @@
 
     python launch.py --config configs/longer.py --workdir runs/longer
 
-Cost: about 25 minutes on 2 CPU cores (190 GFLOP/s): target 9, drafters 13 (the second one under load), measuring 2.
+Cost: 30 minutes on 2 CPU cores (190 GFLOP/s): target 9, drafters 19 (the second one under load), measuring 2.
 
 Expect, from one run: a target of 1.96 bits per byte; speed-ups of 2.1 at temperature 0 (α 0.88 at γ = 6) and 1.7 at
 temperature 1; rejections 47 % fewer than those of the corpus-trained drafter. Seeing more of the target's own greedy

@@ -24,14 +24,12 @@ def measure_quality(
     quality = config.quality
     prompts = text.prompts(quality.prefixes, quality.prefix_length, config.seed + 6)
     drafter = family.chain
-    rule = "token" if drafter.topology.is_chain else "multi_round"
     run = Run.start(
         target,
         prompts,
         max_new_tokens=drafter.draft_length + 1,
         drafter=drafter,
         drafter_params=params,
-        verifier=rule,
         sampling=Sampling.of(1.0),
         seed=config.seed,
     )

@@ -9,7 +9,6 @@ import functools
 import pathlib
 from typing import Any
 
-import jax
 from ml_collections import ConfigDict
 
 from experiments import decoding_speed as speed
@@ -127,7 +126,7 @@ def medusa2(config: ConfigDict, stages: Stages, text: Text, target: LanguageMode
     ]
     second = TrainingStage(
         config, text, JointHeads(drafter, heads_weight=settings.heads_weight),
-        lambda key: jax.tree.map(lambda x: x.copy(), {"target": target.params, "heads": heads}), save,
+        lambda key: {"target": target.params, "heads": heads}, save,
         config.joint_training, evaluators,
     )  # fmt: skip
     inputs = {"training": config.joint_training, "settings": settings, "seed": config.seed,

@@ -58,7 +58,6 @@ def _recorded(config: ConfigDict, stages: Stages, name: str, topology: Topology)
             max_new_tokens=config.new_tokens,
             drafter=chain if topology.is_chain else IndependentTree(model.config, topology, "iid"),
             drafter_params=model.params,
-            verifier="token" if topology.is_chain else "multi_round",
             sampling=Sampling.of(1.0),
             seed=config.seed,
         )

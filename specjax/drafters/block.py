@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from specjax.drafters.arguments import check_draft_length
 from specjax.models import KVCache, TransformerConfig, init_cache
 from specjax.models.block_layers import BlockTransformer
 from specjax.models.cache import write
@@ -59,8 +60,7 @@ class BlockDrafter:
                 f"feature_layers must be different layers from 0 (the embedding) to {self.target.num_layers}, at least "
                 f"one; got {layers}"
             )
-        if self.draft_length < 1:
-            raise ValueError(f"draft_length must be at least 1; got {self.draft_length}. To draft nothing use Empty()")
+        check_draft_length(self.draft_length)
         _ = self.config  # a wrong num_layers, or heads that cannot be rotated
 
     @property

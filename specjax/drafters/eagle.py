@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from specjax.drafters.arguments import check_draft_length
 from specjax.drafters.eagle_pairs import EagleDrafter, Pairs
 from specjax.protocol import IID, Proposal
 from specjax.topology import Topology
@@ -25,8 +26,7 @@ class Eagle(EagleDrafter):
     siblings = IID
 
     def __post_init__(self):
-        if self.draft_length < 1:
-            raise ValueError(f"draft_length must be at least 1; got {self.draft_length}. To draft nothing use Empty()")
+        check_draft_length(self.draft_length)
 
     @property
     def topology(self) -> Topology:

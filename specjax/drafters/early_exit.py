@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from specjax.drafters.arguments import check_draft_length
 from specjax.models import KVCache, TransformerConfig
-from specjax.models.ends import head, normalise
+from specjax.models.ends import head, normalise, untied_head
 from specjax.models.layers import make_dense, make_norm
 from specjax.models.param_check import check_params_against
 from specjax.models.transformer import apply
@@ -65,8 +66,7 @@ class EarlyExit:
             raise ValueError(
                 f"exit_layer must be 1 to {self.target.num_layers}, the target's layers; got {self.exit_layer}"
             )
-        if self.draft_length < 1:
-            raise ValueError(f"draft_length must be at least 1; got {self.draft_length}. To draft nothing use Empty()")
+        check_draft_length(self.draft_length)
         if self.own_head and not self.trained_exit:
             raise ValueError("own_head is part of a trained exit; set trained_exit=True")
 
@@ -93,9 +93,8 @@ class EarlyExit:
         params = jax.jit(_OwnHead(_untied(c)).init)(key, hidden)["params"]
         if target_params is None:
             return params
-        ends = {name: target_params[name] for name in params if name in target_params}
-        if c.tied_head:
-            ends["head"] = params["head"] | {"kernel": target_params["embedding"]["embedding"].T}
+        ends = {name: target_params[name] for name in params if name != "head"}
+        ends["head"] = untied_head(c, target_params)
         return params | jax.tree.map(jnp.array, ends)  # copies: a training step gives its parameters' buffers away
 
     def check_params(self, params) -> None:

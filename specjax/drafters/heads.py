@@ -109,8 +109,7 @@ class PredictionHeads:
             path = jnp.zeros((1, depth, c.d_model), c.dtype) if self.sequential else None
             head = self._head().init(jax.random.fold_in(key, depth), feature, path)["params"]
             if self.own_output and target_params is not None:
-                output = {"kernel": target_params["embedding"]["embedding"].T} if c.tied_head else target_params["head"]
-                head["output"] = jax.tree.map(jnp.array, output)
+                head["output"] = jax.tree.map(jnp.array, ends.untied_head(c, target_params))
             params[f"head_{depth}"] = head
         return params
 

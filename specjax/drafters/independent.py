@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from specjax.drafters.arguments import check_draft_length
 from specjax.models import KVCache, TransformerConfig, init_cache
 from specjax.models.transformer import apply, check_params
 from specjax.protocol import IID, Proposal
@@ -38,8 +39,7 @@ class Independent:
     target = None
 
     def __post_init__(self):
-        if self.draft_length < 1:
-            raise ValueError(f"draft_length must be at least 1; got {self.draft_length}. To draft nothing use Empty()")
+        check_draft_length(self.draft_length)
 
     @property
     def topology(self) -> Topology:

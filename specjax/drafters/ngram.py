@@ -4,6 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from specjax.drafters.arguments import check_draft_length, check_matches
 from specjax.drafters.matching import VOTERS, latest, match_lengths, vote
 from specjax.protocol import FIXED, Proposal
 from specjax.topology import Topology
@@ -46,12 +47,8 @@ class NGram:
     target = None
 
     def __post_init__(self):
-        if self.draft_length < 1:
-            raise ValueError(f"draft_length must be at least 1; got {self.draft_length}. To draft nothing use Empty()")
-        if not 1 <= self.min_match <= self.max_match:
-            raise ValueError(
-                f"min_match must be 1 to max_match = {self.max_match}; got {self.min_match}; change one of them"
-            )
+        check_draft_length(self.draft_length)
+        check_matches(self.min_match, self.max_match)
         if self.choice not in CHOICES:
             raise ValueError(f"choice must be {' or '.join(CHOICES)}; got {self.choice!r}")
 

@@ -5,6 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from specjax.drafters.arguments import check_draft_length, check_matches
 from specjax.drafters.corpus_index import check_corpus_index, longest_in_corpus, spread_over
 from specjax.drafters.matching import VOTERS, latest, match_lengths, vote
 from specjax.protocol import FIXED, Proposal
@@ -52,12 +53,8 @@ class Suffix:
     target = None
 
     def __post_init__(self):
-        if self.draft_length < 1:
-            raise ValueError(f"draft_length must be at least 1; got {self.draft_length}. To draft nothing use Empty()")
-        if not 1 <= self.min_match <= self.max_match:
-            raise ValueError(
-                f"min_match must be 1 to max_match = {self.max_match}; got {self.min_match}; change one of them"
-            )
+        check_draft_length(self.draft_length)
+        check_matches(self.min_match, self.max_match)
         if not 0 <= self.min_score <= 1:
             raise ValueError(f"min_score must be in [0, 1]; got {self.min_score}")
 

@@ -129,10 +129,7 @@ class EagleConfig:
             raise ValueError("draft_to_target was given, but the config has no draft_vocab")
         if target_params is not None and self.version == 3:
             t, ids = self.target, params.get(VOCABULARY, slice(None))
-            if t.tied_head:
-                params["head"] = params["head"] | {"kernel": target_params["embedding"]["embedding"][ids].T}
-            else:
-                params["head"] = {name: x[..., ids] for name, x in target_params["head"].items()}
+            params["head"] = {name: x[..., ids] for name, x in ends.untied_head(t, target_params).items()}
             if t.final_norm:
                 params["final_norm"] = dict(target_params["final_norm"])
             params = jax.tree.map(jnp.array, params)  # copies: a training step gives its parameters' buffers away

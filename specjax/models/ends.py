@@ -24,6 +24,15 @@ def normalise(config: TransformerConfig, params, hidden: Float[Array, "*B D"]) -
     return make_norm(config, None).apply({"params": params["final_norm"]}, hidden)
 
 
+def untied_head(config: TransformerConfig, params) -> dict:
+    """Parameters of an untied head, as `tied_head=False` asks for, that gives the same logits as the model's own."""
+    if not config.tied_head:
+        return dict(params["head"])
+    table = params["embedding"]["embedding"]
+    bias = {"bias": jnp.zeros(config.vocab_size, table.dtype)} if config.head_bias else {}  # a tied head has none
+    return {"kernel": table.T, **bias}
+
+
 def head(config: TransformerConfig, params, normalised: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
     """The model's logits from the output of its final norm."""
     if config.tied_head:

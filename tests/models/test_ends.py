@@ -1,5 +1,7 @@
 """The ends read from the parameters are those that the model itself has; a forward in two halves is the whole."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +29,18 @@ def test_head_of_the_last_features_gives_the_logits(config):
     assert again.dtype == logits.dtype
     if config.positions == "rotary":  # the other kinds add something to the embedding
         np.testing.assert_array_equal(ends.embed(config, model.params, TOKENS), first)
+
+
+@pytest.mark.parametrize("config", [*CONFIGS, TransformerConfig(**SHAPE, head_bias=True)], ids=range(len(CONFIGS) + 1))
+def test_an_untied_head_gives_the_models_logits(config):
+    """Also of a tied model whose config asks for a bias, which only the untied head then has."""
+    model, untied = LanguageModel.init(config, jax.random.key(0)), dataclasses.replace(config, tied_head=False)
+    params = ends.untied_head(config, model.params)
+    wanted = jax.eval_shape(lambda: LanguageModel.init(untied, jax.random.key(0)).params["head"])
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), params) == jax.tree.map(lambda x: (x.shape, x.dtype), wanted)
+    x = jax.random.normal(jax.random.key(1), (2, 3, config.d_model), config.dtype)
+    own = ends.head(untied, {"head": params}, x)
+    np.testing.assert_allclose(own.astype("f"), ends.head(config, model.params, x).astype("f"), atol=1e-6)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=range(len(CONFIGS)))
