@@ -15,19 +15,22 @@ EXPERIMENTS = sorted(file for file in (ROOT / "experiments").glob("*.py") if fil
 
 # What a room may import of the others; any room may import from itself. Arrows run down only, and data,
 # events and peak_flops stand beside: whoever trains or reports may use them, they know nothing of decoding.
-LAWS = {"theory", "keys", "sampling", "topology"}
+LAWS = {"theory", "keys", "sampling", "topology", "penalties"}
 JUDGED = LAWS | {"protocol", "models"}
 MAY_IMPORT = {
     "theory": set(),
     "topology": set(),
     "keys": {"theory", "sampling"},
     "sampling": {"theory", "keys"},
+    "penalties": {"theory", "keys", "sampling"},
     "protocol": LAWS,
     "models": LAWS,
     "drafters": JUDGED,
     "verifiers": LAWS | {"protocol"},  # a verifier never sees a model
     "decoding": JUDGED | {"drafters", "verifiers"},
     "data": set(),
+    "weights": JUDGED | {"drafters", "data"},
+    "pretrained": JUDGED | {"drafters", "verifiers", "decoding", "data", "weights", "training"},
     "events": set(),
     "peak_flops": set(),
     "training": JUDGED | {"drafters", "verifiers", "decoding", "data", "events", "peak_flops"},

@@ -66,15 +66,7 @@ class BlockDrafter:
     @property
     def config(self) -> TransformerConfig:
         """Of the drafter's layers: pre-norm and rotary, whatever the target's are."""
-        return dataclasses.replace(
-            self.target,
-            num_layers=self.num_layers,
-            norm_position="pre",
-            final_norm=True,
-            positions="rotary",
-            dropout=0.0,
-            remat=False,
-        )
+        return self.target.for_drafting_layers(self.num_layers, final_norm=True, remat=False)
 
     @property
     def module(self) -> BlockTransformer:

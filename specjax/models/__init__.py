@@ -1,7 +1,15 @@
 """Transformers and their caches. A model never knows whether it is a target or a drafter."""
 
 from specjax.models.cache import KVCache, init_cache
-from specjax.models.config import RotaryScaling, TransformerConfig
+from specjax.models.config import LinearRotaryScaling, RotaryScaling, TransformerConfig
 from specjax.models.transformer import LanguageModel, Transformer
 
-__all__ = ["KVCache", "LanguageModel", "RotaryScaling", "Transformer", "TransformerConfig", "init_cache"]
+__all__ = [
+    "KVCache",
+    "LanguageModel",
+    "LinearRotaryScaling",
+    "RotaryScaling",
+    "Transformer",
+    "TransformerConfig",
+    "init_cache",
+]

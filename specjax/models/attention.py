@@ -7,14 +7,20 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.models.cache import write
 from specjax.models.config import TransformerConfig
-from specjax.models.layers import make_dense
+from specjax.models.layers import make_dense, make_rms_norm
 from specjax.models.positions import rotate
 
 
 class Attention(nn.Module):
-    """Multi-head or grouped-query attention."""
+    """Multi-head or grouped-query attention.
+
+    Attributes:
+        config: of the model.
+        sliding: whether this layer sees the config's sliding window only.
+    """
 
     config: TransformerConfig
+    sliding: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"], cached, length: Int[Array, "B"], positions: Int[Array, "B T"], mask):
@@ -25,7 +31,6 @@ class Attention(nn.Module):
         """
         c = self.config
         groups = c.num_heads // c.num_kv_heads
-        head_norm = lambda name: nn.RMSNorm(c.norm_eps, dtype=c.dtype, param_dtype=c.param_dtype, name=name)  # noqa: E731
 
         def project(heads, name):
             out = make_dense(c, heads * c.head_dim, c.qkv_bias, name)(x)
@@ -33,10 +38,10 @@ class Attention(nn.Module):
 
         q, k, v = project(c.num_heads, "query"), project(c.num_kv_heads, "key"), project(c.num_kv_heads, "value")
         if c.qk_norm:
-            q = head_norm("query_norm")(q)
-            k = head_norm("key_norm")(k)
+            q = make_rms_norm(c, "query_norm")(q)
+            k = make_rms_norm(c, "key_norm")(k)
         if c.positions == "rotary":
-            q, k = rotate(q, positions, c), rotate(k, positions, c)
+            q, k = rotate(q, positions, c, self.sliding), rotate(k, positions, c, self.sliding)
 
         batch, width = x.shape[:2]
         k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
@@ -44,10 +49,13 @@ class Attention(nn.Module):
             k, v = write(cached[0], k, length), write(cached[1], v, length)
             cached = (k, v)
         visible = visible_slots(k.shape[2], width, length, mask)
+        if self.sliding:
+            visible = within_window(visible, c.sliding_window)
         # [B, K, groups * T, H]: the query heads that share a key head form one matrix.
         q = q.reshape(batch, width, c.num_kv_heads, groups, c.head_dim).transpose(0, 2, 3, 1, 4)
         q = q.reshape(batch, c.num_kv_heads, groups * width, c.head_dim)
-        scores = jax.lax.dot_general(q, k, (((3,), (3,)), ((0, 1), (0, 1)))) * c.head_dim**-0.5
+        scale = c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale
+        scores = jax.lax.dot_general(q, k, (((3,), (3,)), ((0, 1), (0, 1)))) * scale
         scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
         scores = scores.reshape(batch, c.num_kv_heads, groups, width, -1)
         scores = jnp.where(visible[:, None, None], scores, jnp.finfo(scores.dtype).min)
@@ -73,3 +81,13 @@ def visible_slots(num_slots: int, width: int, length: Int[Array, "B"], mask) -> 
     mask = jnp.broadcast_to(mask, (length.shape[0], width, span))
     masked = jnp.take_along_axis(mask, jnp.clip(offset, 0, span - 1)[:, None], 2)
     return (offset < 0)[:, None] | (masked & (offset < span)[:, None])
+
+
+def within_window(visible: Bool[Array, "B T S"], window: int) -> Bool[Array, "B T S"]:
+    """Of the visible slots, the last `window` of each token.
+
+    What a token sees is one text, in slot order, whichever branches of a tree lie between. So the distance of a slot is
+    the number of visible ones behind it, and positions need not be known.
+    """
+    behind = jnp.cumsum(visible[..., ::-1], -1, dtype=jnp.int32)[..., ::-1]
+    return visible & (behind <= window)

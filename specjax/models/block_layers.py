@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from specjax.models.config import TransformerConfig
-from specjax.models.layers import make_dense, make_norm
+from specjax.models.layers import make_dense, make_norm, make_rms_norm
 from specjax.models.positions import rotate
 from specjax.models.transformer import MLP
 
@@ -33,13 +33,12 @@ class BlockAttention(nn.Module):
 
     def setup(self):
         c = self.config
-        head_norm = lambda: nn.RMSNorm(c.norm_eps, dtype=c.dtype, param_dtype=c.param_dtype)  # noqa: E731
         self.query = make_dense(c, c.num_heads * c.head_dim, c.qkv_bias, None)
         self.key = make_dense(c, c.num_kv_heads * c.head_dim, c.qkv_bias, None)
         self.value = make_dense(c, c.num_kv_heads * c.head_dim, c.qkv_bias, None)
         self.output = make_dense(c, c.d_model, c.attention_bias, None)
         if c.qk_norm:
-            self.query_norm, self.key_norm = head_norm(), head_norm()
+            self.query_norm, self.key_norm = make_rms_norm(c, None), make_rms_norm(c, None)
 
     def keys_values(self, x: Float[Array, "B T D"], positions: Int[Array, "B T"]) -> KeysValues:
         """Rotated keys, and values, [B, K, T, H]."""
@@ -71,10 +70,11 @@ class BlockAttention(nn.Module):
         over_context = jax.lax.dot_general(q.reshape(one_matrix), context[0], (((3,), (3,)), ((0, 1), (0, 1))))
         over_block = jnp.einsum("bkgawh,bkavh->bkgawv", q.reshape(per_block), k)
         visible = jnp.arange(context[0].shape[2]) < length[..., None]  # [B, A, S]
+        scale = head_dim**-0.5 if c.attention_scale is None else c.attention_scale
         wide = jnp.promote_types(over_context.dtype, jnp.float32)
         over_context = over_context.reshape(per_block).astype(wide)
         over_context = jnp.where(visible[:, None, None, :, None], over_context, jnp.finfo(wide).min)
-        scores = jnp.concatenate([over_context, over_block.astype(wide)], -1) * head_dim**-0.5
+        scores = jnp.concatenate([over_context, over_block.astype(wide)], -1) * scale
         weights = jax.nn.softmax(scores).astype(v.dtype)
         of_context, of_block = weights[..., :-width], weights[..., -width:]
         out = jax.lax.dot_general(of_context.reshape(one_matrix), context[1], (((3,), (2,)), ((0, 1), (0, 1))))

@@ -94,18 +94,14 @@ class EagleConfig:
         t = self.target
         heads = t.num_heads if self.num_heads is None else self.num_heads
         shared = heads == t.num_heads
-        return dataclasses.replace(
-            t,
-            num_layers=1,
+        return t.for_drafting_layers(
+            1,
             num_heads=heads,
             num_kv_heads=(t.num_kv_heads if shared else None) if self.num_kv_heads is None else self.num_kv_heads,
             head_dim=t.head_dim if shared else None,
             d_ff=t.d_ff if self.d_ff is None else self.d_ff,
             vocab_size=self.num_draft_tokens,
-            positions="rotary",
-            norm_position="pre",
             tied_head=False,
-            dropout=0.0,
         )
 
     @property

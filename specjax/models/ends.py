@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from specjax.models.config import TransformerConfig
-from specjax.models.layers import make_dense, make_norm
+from specjax.models.layers import make_dense, make_norm, scale_embeddings
 
 
 def embed(config: TransformerConfig, params, tokens: Int[Array, "*B"]) -> Float[Array, "*B D"]:
     """The model's embedding of tokens, without positions."""
     module = nn.Embed(config.vocab_size, config.d_model, dtype=config.dtype, param_dtype=config.param_dtype)
-    return module.apply({"params": params["embedding"]}, tokens)
+    return scale_embeddings(config, module.apply({"params": params["embedding"]}, tokens))
 
 
 def normalise(config: TransformerConfig, params, hidden: Float[Array, "*B D"]) -> Float[Array, "*B D"]:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax.models.attention import Attention
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
-from specjax.models.layers import make_dense, make_norm
+from specjax.models.layers import make_dense, make_norm, scale_embeddings
 from specjax.models.param_check import check_params_against
 from specjax.models.positions import sinusoidal
 
@@ -26,28 +26,31 @@ class MLP(nn.Module):
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         c = self.config
         up = make_dense(c, c.d_ff, c.mlp_bias, "up")(x)
-        if c.mlp == "swiglu":
-            hidden = nn.silu(make_dense(c, c.d_ff, c.mlp_bias, "gate")(x)) * up
+        activation = {"swiglu": nn.silu, "geglu": nn.gelu, "gelu": nn.gelu, "relu": nn.relu}[c.mlp]
+        if c.gated_mlp:
+            hidden = activation(make_dense(c, c.d_ff, c.mlp_bias, "gate")(x)) * up
         else:
-            hidden = {"gelu": nn.gelu, "relu": nn.relu}[c.mlp](up)
+            hidden = activation(up)
         return make_dense(c, c.d_model, c.mlp_bias, "down")(hidden)
 
 
 class Block(nn.Module):
-    """Attention and MLP, each with its norm before it (pre) or after the sum (post)."""
+    """Attention and MLP, each with its norm before it (pre), before and after it (sandwich) or after the sum (post)."""
 
     config: TransformerConfig
+    sliding: bool = False
 
     @nn.compact
     def __call__(self, x, cached, length, positions, mask, train: bool):
         c = self.config
         drop = nn.Dropout(c.dropout, deterministic=not train)
         attention_norm, mlp_norm = make_norm(c, "attention_norm"), make_norm(c, "mlp_norm")
-        attention, mlp = Attention(c, name="attention"), MLP(c, name="mlp")
-        if c.norm_position == "pre":
+        attention, mlp = Attention(c, self.sliding, name="attention"), MLP(c, name="mlp")
+        if c.norm_position != "post":
+            after = lambda name, out: make_norm(c, name)(out) if c.norm_position == "sandwich" else out  # noqa: E731
             out, cached = attention(attention_norm(x), cached, length, positions, mask)
-            x = x + drop(out)
-            return x + drop(mlp(mlp_norm(x))), cached
+            x = x + drop(after("attention_out_norm", out))
+            return x + drop(after("mlp_out_norm", mlp(mlp_norm(x)))), cached
         out, cached = attention(x, cached, length, positions, mask)
         x = attention_norm(x + drop(out))
         return mlp_norm(x + drop(mlp(x))), cached
@@ -115,7 +118,7 @@ class Transformer(nn.Module):
             embedding_init=nn.initializers.normal(0.02 if c.tied_head else 1.0),
             name="embedding",
         )
-        x = embedding(tokens) if hidden is None else hidden
+        x = scale_embeddings(c, embedding(tokens)) if hidden is None else hidden
         if hidden is None and c.positions == "sinusoidal":
             x = x + sinusoidal(positions, c.d_model).astype(x.dtype)
         elif hidden is None and c.positions == "learned":
@@ -133,7 +136,7 @@ class Transformer(nn.Module):
         keys, values = ([], []) if cache is None else (list(cache.keys), list(cache.values))
         for i in range(first, last):
             cached = None if cache is None else (cache.keys[i], cache.values[i])
-            out, cached = block(c, name=f"layer_{i}")(x, cached, length, positions, mask, train)
+            out, cached = block(c, c.slides(i), name=f"layer_{i}")(x, cached, length, positions, mask, train)
             x = out if layer_keep is None else jnp.where(layer_keep[:, i, None, None], out, x)
             if cached is not None:
                 keys[i], values[i] = cached

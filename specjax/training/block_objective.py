@@ -90,7 +90,7 @@ class BlockDistillation:
         c, blocks = self.drafter.config, min(self.anchors, context)
         width, gamma = self.drafter.draft_length + 1, self.drafter.draft_length
         query, key_value = c.num_heads * c.head_dim, 2 * c.num_kv_heads * c.head_dim
-        mlp = c.d_model * c.d_ff * (3 if c.mlp == "swiglu" else 2)
+        mlp = c.d_model * c.d_ff * (3 if c.gated_mlp else 2)
         entry = len(self.drafter.feature_layers) * c.d_model**2 + c.num_layers * c.d_model * key_value
         token = c.num_layers * (c.d_model * (2 * query + key_value) + mlp)
         attention = c.num_layers * 4 * query * (context + width)

@@ -13,7 +13,7 @@ def forward_flops(config: TransformerConfig, context: int) -> int:
     query = config.num_heads * config.head_dim
     key_value = 2 * config.num_kv_heads * config.head_dim
     attention = config.d_model * (2 * query + key_value)
-    mlp = config.d_model * config.d_ff * (3 if config.mlp == "swiglu" else 2)
+    mlp = config.d_model * config.d_ff * (3 if config.gated_mlp else 2)
     weights = config.num_layers * (attention + mlp) + config.d_model * config.vocab_size
     return 2 * weights + config.num_layers * 4 * query * context
 

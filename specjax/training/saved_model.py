@@ -8,11 +8,11 @@ import jax
 import orbax.checkpoint as ocp
 from flax import traverse_util
 
-from specjax.models.config import RotaryScaling, TransformerConfig
+from specjax.models.config import LinearRotaryScaling, RotaryScaling, TransformerConfig
 from specjax.models.transformer import LanguageModel
 from specjax.training import manifest as manifests
 
-CONFIGS = {"TransformerConfig": TransformerConfig, "RotaryScaling": RotaryScaling}
+CONFIGS = {cls.__name__: cls for cls in (TransformerConfig, RotaryScaling, LinearRotaryScaling)}
 
 
 def save_model(path, model: LanguageModel) -> None:
