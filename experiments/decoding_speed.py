@@ -34,6 +34,7 @@ class Setting:
         verifier: name of the rule.
         temperature: of both models.
         batch: prompts decoded at once.
+        stop_ids, buffer_length: as `generate` takes them.
     """
 
     label: str
@@ -42,6 +43,8 @@ class Setting:
     verifier: str
     temperature: float
     batch: int = 1
+    stop_ids: tuple[int, ...] = ()
+    buffer_length: int | None = None
 
     @classmethod
     def independent(cls, label: str, model: LanguageModel, draft_length: int, verifier: str, temperature: float):
@@ -68,7 +71,12 @@ class Setting:
     @property
     def arguments(self) -> dict[str, Any]:
         """For `generate`."""
-        arguments = {"verifier": self.verifier, "sampling": Sampling.of(self.temperature)}
+        arguments = {
+            "verifier": self.verifier,
+            "sampling": Sampling.of(self.temperature),
+            "stop_ids": self.stop_ids,
+            "buffer_length": self.buffer_length,
+        }
         if self.drafter is not None:
             arguments |= {"drafter": self.drafter, "drafter_params": self.params}
         return arguments

@@ -32,7 +32,7 @@ from specjax.drafters.corpus_index import build_corpus_index
 from specjax.drafters.optimal_tree import optimal_tree
 from specjax.drafters.rank_rates import measure_rank_rates
 from specjax.models import LanguageModel, TransformerConfig
-from specjax.models.eagle_layer import EagleConfig
+from specjax.models.eagle_layer import VOCABULARY, EagleConfig, most_frequent, split_params
 from specjax.protocol import FIXED, WITHOUT_REPLACEMENT, Drafter
 from specjax.sampling import Sampling
 from specjax.topology import Topology
@@ -52,12 +52,18 @@ class Family:
         trees: further forms by name, from the trained parameters.
         objective: what is trained, or None for a family without parameters.
         initial: initial parameters from a key; for a family without training, its parameters (None, or an index).
+        fixed: further parameters of the drafter, which are not trained.
     """
 
     chain: Drafter
     trees: Callable[[Any], Mapping[str, Drafter]]
     objective: Any
     initial: Callable[[Any], Any]
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def whole(self, params):
+        """All of the drafter's parameters, from the trained ones."""
+        return {**params, **self.fixed} if self.fixed else params
 
     def forms(self, params) -> dict[str, Drafter]:
         """All drafters by the name of their form."""
@@ -124,11 +130,14 @@ def eagle(settings: ConfigDict, target: LanguageModel, text: Text) -> Family:
 
 
 def eagle3(settings: ConfigDict, target: LanguageModel, text: Text) -> Family:
-    model = EagleConfig(target.config, 3, tuple(settings.feature_layers), d_ff=settings.d_ff)
-    return _eagle(settings, model, Eagle3Distillation(model, steps=settings.steps_ahead), target)
+    """With `draft_vocab` in the settings, over that many tokens, the most frequent ones of the training text."""
+    size = settings.get("draft_vocab")
+    model = EagleConfig(target.config, 3, tuple(settings.feature_layers), d_ff=settings.d_ff, draft_vocab=size)
+    ids = None if size is None else most_frequent(text.train.tokens, size, target.config.vocab_size)
+    return _eagle(settings, model, Eagle3Distillation(model, steps=settings.steps_ahead), target, ids)
 
 
-def _eagle(settings: ConfigDict, model: EagleConfig, objective, target: LanguageModel) -> Family:
+def _eagle(settings: ConfigDict, model: EagleConfig, objective, target: LanguageModel, ids=None) -> Family:
     trees = {
         "tree": EagleTree(model, Topology.from_shape(settings.tree), WITHOUT_REPLACEMENT),
         "dynamic tree": EagleDynamic(model, settings.num_nodes, settings.max_depth, settings.beam),
@@ -137,7 +146,8 @@ def _eagle(settings: ConfigDict, model: EagleConfig, objective, target: Language
         Eagle(model, settings.draft_length),
         lambda params: trees,
         objective,
-        lambda key: model.init_params(key, target.params),
+        lambda key: split_params(model.init_params(key, target.params, ids))[0],
+        {} if ids is None else {VOCABULARY: ids},
     )
 
 

@@ -2,14 +2,15 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from specjax.data.pipeline import (
+    Batch,
     PipelineConfig,
     TokenizedText,
     held_out_prompts,
@@ -21,6 +22,13 @@ from specjax.events import EventWriter, Progress
 from specjax.training.checkpoints import Checkpoints
 from specjax.training.fit import FitResult, Schedule, fit
 from specjax.training.state import OptimizerConfig
+
+
+class TrainingData(Protocol):
+    """What a model is trained on."""
+
+    def pipeline(self, config: PipelineConfig) -> tuple[Iterator[Batch], str]:
+        """The batches, a grain iterator, and the fingerprint of all that decides them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +44,10 @@ class Text:
         end = self.tokenizer.end_of_text
         return held_out_prompts(self.held_out.tokens, num, length, length, seed, end_of_text=end)
 
+    def pipeline(self, config: PipelineConfig) -> tuple[Iterator[Batch], str]:
+        tokens = self.train.tokens
+        return training_batches(tokens, config), pipeline_fingerprint(tokens, config)
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainingStage:
@@ -43,7 +55,7 @@ class TrainingStage:
 
     Attributes:
         config: of the experiment; its seed is used and all of it is shown in TensorBoard.
-        text: training and held-out tokens.
+        data: where its batches come from.
         objective: what is minimised.
         initial: initial parameters from a key.
         save: writes finished parameters into the stage's folder.
@@ -54,7 +66,7 @@ class TrainingStage:
     """
 
     config: ConfigDict
-    text: Text
+    data: TrainingData
     objective: Any
     initial: Callable[[Any], Any]
     save: Callable[[pathlib.Path, Any], None]
@@ -66,13 +78,10 @@ class TrainingStage:
 
     def __call__(self, folder: pathlib.Path) -> dict:
         training = self.training
-        pipeline = PipelineConfig(training.window, training.batch_size, self.config.seed)
-        checkpoints = Checkpoints(
-            folder / "checkpoints",
-            pipeline=pipeline_fingerprint(self.text.train.tokens, pipeline),
-            best=self.best,
-            keep=1,
+        batches, fingerprint = self.data.pipeline(
+            PipelineConfig(training.window, training.batch_size, self.config.seed)
         )
+        checkpoints = Checkpoints(folder / "checkpoints", pipeline=fingerprint, best=self.best, keep=1)
         start = checkpoints.latest_step() or 0
         initial = self.initial(jax.random.key(self.config.seed))
         parameters = sum(x.size for x in jax.tree.leaves(initial))
@@ -85,7 +94,7 @@ class TrainingStage:
             result = fit(
                 self.objective,
                 initial,
-                training_batches(self.text.train.tokens, pipeline),
+                batches,
                 OptimizerConfig(total_steps=training.steps, **training.optimizer.to_dict()),
                 Schedule(
                     training.steps, training.log_every, training.eval_every, training.save_every, self.config.seed

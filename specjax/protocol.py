@@ -117,7 +117,12 @@ class Context:
     @property
     def pending(self) -> Int[Array, "B"]:
         """The last committed token of each row."""
-        return jnp.take_along_axis(self.tokens, self.length[:, None] - 1, 1)[:, 0]
+        return last_tokens(self.tokens, self.length)
+
+
+def last_tokens(tokens: Int[Array, "B L"], length: Int[Array, "B"]) -> Int[Array, "B"]:
+    """The token before each row's `length`: the pending one."""
+    return jnp.take_along_axis(tokens, length[:, None] - 1, 1)[:, 0]
 
 
 @struct.dataclass

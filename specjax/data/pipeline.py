@@ -86,9 +86,9 @@ class _Windows:
     def __len__(self) -> int:
         return (len(self.tokens) - 1) // self.window
 
-    def __getitem__(self, index: int) -> Int[np.ndarray, "W"]:
+    def __getitem__(self, index: int) -> dict[str, Int[np.ndarray, "W"]]:
         start = index * self.window
-        return self.tokens[start : start + self.window + 1]
+        return {"tokens": self.tokens[start : start + self.window + 1]}
 
     def __repr__(self) -> str:
         return f"Windows({len(self)} of {self.window} tokens)"
@@ -112,17 +112,24 @@ def training_batches(
     Raises:
         ValueError: the text is shorter than one window, or the batch does not divide over the processes.
     """
+    source = _Windows(np.ascontiguousarray(tokens, np.int32), config.window)
+    if not len(source):
+        raise ValueError(f"a window of {config.window} needs {config.window + 1} tokens; the text has {len(tokens)}")
+    return endless_batches(source, config, process_index, process_count)
+
+
+def endless_batches(
+    source, config: PipelineConfig, process_index: int = 0, process_count: int = 1
+) -> grain.DatasetIterator:
+    """What `training_batches` says, of any source of windows: `len(source)`, and `source[i]` as a dict of arrays."""
     if config.batch_size % process_count or not 0 <= process_index < process_count:
         raise ValueError(
             f"batch_size {config.batch_size} must be a multiple of process_count {process_count}, "
             f"and process_index {process_index} in [0, {process_count})"
         )
-    source = _Windows(np.ascontiguousarray(tokens, np.int32), config.window)
-    if not len(source):
-        raise ValueError(f"a window of {config.window} needs {config.window + 1} tokens; the text has {len(tokens)}")
     # Repeated before it is sliced, so that processes stay in step where the windows do not divide over them.
     dataset = grain.MapDataset.source(source).seed(config.seed).shuffle().repeat(_EPOCHS)[process_index::process_count]
-    dataset = dataset.batch(config.batch_size // process_count).map(lambda rows: {"tokens": rows})
+    dataset = dataset.batch(config.batch_size // process_count)
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
 
 

@@ -9,7 +9,9 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax.decoding.accounting import judged, log_probabilities
 from specjax.decoding.forward import target_forward_in_widths
 from specjax.decoding.state import Counts, Decoder, Finish, Origin, State
+from specjax.decoding.stop_strings import StopProgress, StopTables
 from specjax.keys import Noise
+from specjax.penalties import Penalties
 from specjax.protocol import Committed, Context, Proposal, Verdict
 from specjax.sampling import Sampling, first_max
 
@@ -22,6 +24,8 @@ class Inputs:
         target_params, drafter_params: parameters.
         sampling: the target's Sampling; draft_sampling: the drafter's.
         stop_ids: [S] ids that end a row, padded with -1.
+        penalties: with one value per row; None for none.
+        stop_tables: of the stop strings; None for none.
     """
 
     target_params: dict
@@ -29,6 +33,8 @@ class Inputs:
     sampling: Sampling
     draft_sampling: Sampling
     stop_ids: Int[Array, "S"]
+    penalties: Penalties | None = None
+    stop_tables: StopTables | None = None
 
 
 def decode_round(decoder: Decoder, inputs: Inputs, state: State) -> State:
@@ -37,7 +43,7 @@ def decode_round(decoder: Decoder, inputs: Inputs, state: State) -> State:
     proposal, draft_state, cache = decoder.drafter.propose(
         inputs.drafter_params, state.draft_state, drafting_context(decoder, inputs, state), noise
     )
-    proposal = mask_proposal(proposal, state, inputs.stop_ids)
+    proposal = mask_proposal(proposal, state, inputs)
 
     logits, cache, features = target_forward_in_widths(
         decoder.target,
@@ -48,7 +54,7 @@ def decode_round(decoder: Decoder, inputs: Inputs, state: State) -> State:
         decoder.drafter.feature_layers,
         decoder.drafter.widths,
     )
-    p = inputs.sampling.law(logits)
+    p = target_law(inputs, state, proposal, logits)
     verdict = decoder.verifier.verify(p, proposal, noise)
     return commit(decoder, inputs, state, proposal, verdict, p, logits, cache, features, draft_state)
 
@@ -65,17 +71,23 @@ def drafting_context(decoder: Decoder, inputs: Inputs, state: State) -> Context:
     )
 
 
-def mask_proposal(proposal: Proposal, state: State, stop_ids: Int[Array, "S"]) -> Proposal:
-    """Invalidate passengers, nodes of finished rows, nodes past the row's limit, nodes behind a stop token, and
-    whatever hangs on an invalid node.
+def mask_proposal(proposal: Proposal, state: State, inputs: Inputs) -> Proposal:
+    """Invalidate passengers, nodes of finished rows, nodes past the row's limit, nodes behind a stop token or a
+    completed stop string, and whatever hangs on an invalid node.
 
     A round emits one token more than it accepts, so a node may be at most `remaining - 1` deep. The limit lies within
     both models' contexts, hence so does every valid node.
     """
-    topology = proposal.topology
+    topology, depths = proposal.topology, proposal.node_depths[:, 1:]
     above = proposal.node_ancestors[:, 1:, 1:] & ~np.eye(topology.num_nodes, dtype=bool)
-    stopped = jnp.any(is_stop(proposal.tokens, stop_ids)[:, None] & above, -1)
-    in_reach = proposal.node_depths[:, 1:] <= (state.limit - state.length - 1)[:, None]
+    ends = is_stop(proposal.tokens, inputs.stop_ids)
+    if inputs.stop_tables is not None:
+        completed = inputs.stop_tables.at_nodes(
+            state.stop.state, proposal.tokens, proposal.node_parents, topology.max_depth
+        )
+        ends |= (completed > 0) & strings_count(inputs, state.counts.emitted[:, None] + depths)
+    stopped = jnp.any(ends[:, None] & above, -1)
+    in_reach = depths <= (state.limit - state.length - 1)[:, None]
     candidate = np.arange(topology.num_nodes) < topology.num_nodes - topology.passengers
     valid = proposal.valid & candidate & state.live[:, None] & in_reach & ~stopped
     return proposal.replace(valid=valid & ~jnp.any(~valid[:, None] & above, -1))
@@ -83,6 +95,24 @@ def mask_proposal(proposal: Proposal, state: State, stop_ids: Int[Array, "S"]) -
 
 def is_stop(tokens: Int[Array, "*n"], stop_ids: Int[Array, "S"]) -> Bool[Array, "*n"]:
     return jnp.any(tokens[..., None] == stop_ids, -1)
+
+
+def strings_count(inputs: Inputs, number: Int[Array, "B T"]) -> Bool[Array, "B T"] | bool:
+    """Whether a stop string that is completed in a row's `number`-th new token (from 1) ends the row."""
+    if inputs.penalties is None or inputs.penalties.min_new_tokens is None:
+        return True
+    return number >= inputs.penalties.min_new_tokens[:, None]
+
+
+def target_law(
+    inputs: Inputs, state: State, proposal: Proposal, logits: Float[Array, "B M V"]
+) -> Float[Array, "B M V"]:
+    """The target's laws behind the root and the nodes: penalties over each node's own ancestors, then Sampling."""
+    if inputs.penalties is not None:
+        logits = inputs.penalties.apply(
+            logits, state.history, proposal.tokens, proposal.node_ancestors, state.counts.emitted, inputs.stop_ids
+        )
+    return inputs.sampling.law(logits)
 
 
 def commit(
@@ -97,7 +127,7 @@ def commit(
     features,
     draft_state,
 ) -> State:
-    """Append what was accepted and the next token, up to and including the first stop token."""
+    """Append what was accepted and the next token, up to and including the first that ends the row."""
     n = verdict.num_accepted.astype(jnp.int32)
     steps = jnp.arange(proposal.topology.max_depth + 1, dtype=jnp.int32)
     # sources[:, j] is the node whose law emitted the j-th token: the root, then the accepted path.
@@ -107,6 +137,10 @@ def commit(
     emitted = jnp.where(steps == n[:, None], verdict.next_token[:, None], drafted)
 
     stops = is_stop(emitted, inputs.stop_ids) & (steps <= n[:, None])
+    if inputs.stop_tables is not None:
+        states, completed = inputs.stop_tables.along(state.stop.state, emitted)
+        completed = jnp.where(strings_count(inputs, state.counts.emitted[:, None] + steps + 1), completed, 0)
+        stops |= (completed > 0) & (steps <= n[:, None])
     stopped = jnp.any(stops, -1)
     count = jnp.where(stopped, jnp.argmax(stops, -1).astype(jnp.int32) + 1, n + 1)
     count = jnp.where(state.live, count, 0)
@@ -117,6 +151,12 @@ def commit(
     attempts, overlaps = judged(p, proposal, verdict)
     ending = jnp.where(jnp.any(attempts & (steps[1:] == n[:, None] + 1), -1), Origin.CORRECTION, Origin.BONUS)
     origins = jnp.where(steps == n[:, None], ending[:, None], Origin.DRAFTED)
+
+    stop = state.stop
+    if inputs.stop_tables is not None:
+        last = jnp.maximum(count - 1, 0)[:, None]
+        take = lambda new, old: jnp.where(state.live, jnp.take_along_axis(new, last, 1)[:, 0], old)  # noqa: E731
+        stop = StopProgress(take(states, stop.state), take(completed, stop.string))
 
     append = jax.vmap(
         lambda buffer, new, at: jax.lax.dynamic_update_slice_in_dim(buffer, new.astype(buffer.dtype), at, 0)
@@ -149,6 +189,8 @@ def commit(
             acceptances=state.counts.acceptances + (steps[1:] <= n[:, None]),
             overlap_sum=state.counts.overlap_sum + overlaps.astype(jnp.float32),
         ),
+        history=None if state.history is None else state.history.add(emitted, count),
+        stop=stop,
     )
 
 

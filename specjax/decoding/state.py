@@ -8,8 +8,10 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from specjax.decoding.stop_strings import StopProgress
 from specjax.models import KVCache, TransformerConfig
-from specjax.protocol import Drafter, Verifier
+from specjax.penalties import History
+from specjax.protocol import Drafter, Verifier, last_tokens
 
 
 class Origin(enum.IntEnum):
@@ -88,6 +90,8 @@ class State:
         target_cache: the target's cache.
         draft_state: whatever the drafter keeps.
         counts: the record.
+        history: what the penalties count, None if there are none that count.
+        stop: progress towards a stop string, None without stop strings.
     """
 
     tokens: Int[Array, "B S"]
@@ -100,6 +104,8 @@ class State:
     target_cache: KVCache
     draft_state: Any
     counts: Counts
+    history: History | None = None
+    stop: StopProgress | None = None
 
     @property
     def live(self) -> Bool[Array, "B"]:
@@ -108,4 +114,4 @@ class State:
     @property
     def pending(self) -> Int[Array, "B"]:
         """The last committed token of each row."""
-        return jnp.take_along_axis(self.tokens, self.length[:, None] - 1, 1)[:, 0]
+        return last_tokens(self.tokens, self.length)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.forward import target_forward
-from specjax.decoding.generate import Run
-from specjax.decoding.round import Inputs, drafting_context, mask_proposal
+from specjax.decoding.round import Inputs, drafting_context, mask_proposal, target_law
+from specjax.decoding.run import Run
 from specjax.decoding.state import Decoder, State
 from specjax.keys import Noise
 from specjax.protocol import Proposal
@@ -109,7 +109,7 @@ def _look(decoder: Decoder, inputs: Inputs, state: State):
     proposal, _, cache = decoder.drafter.propose(
         inputs.drafter_params, state.draft_state, drafting_context(decoder, inputs, state), noise
     )
-    proposal = mask_proposal(proposal, state, inputs.stop_ids)
+    proposal = mask_proposal(proposal, state, inputs)
     cache = cache.rollback(state.length - 1)
     logits, _, _ = target_forward(decoder.target, inputs.target_params, state.pending, proposal, cache)
-    return proposal.replace(hidden=None), inputs.sampling.law(logits)
+    return proposal.replace(hidden=None), target_law(inputs, state, proposal, logits)

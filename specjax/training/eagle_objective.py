@@ -175,7 +175,8 @@ class _Texts:
 
     Attributes:
         tokens: [B, T + 1].
-        target_logits: [B, T, V] of the target.
+        log_p: [B, T, W] the target's law, over the draft vocabulary and renormalised there.
+        whole: [B, T, W] the same tokens in the target's whole law; log_p itself where nothing is left out.
         start: [B, T, D] features as pairs take them.
         mask: [B, n] chains that count.
         frozen: the target's parameters, without gradient.
@@ -183,7 +184,8 @@ class _Texts:
     """
 
     tokens: Int[Array, "B T1"]
-    target_logits: Float[Array, "B T V"]
+    log_p: Float[Array, "B T W"]
+    whole: Float[Array, "B T W"]
     start: Float[Array, "B T D"]
     mask: Bool[Array, "B n"]
     frozen: Any
@@ -201,9 +203,16 @@ class _Texts:
         logits, _, features = Transformer(model.target).apply(
             {"params": frozen}, tokens[:, :-1], feature_layers=model.feature_layers
         )
+        # Once for all steps: over a real vocabulary the laws are the largest arrays there are.
+        log_p = whole = losses.log_law(logits)
+        if model.draft_vocab is not None:
+            wide = logits.astype(log_p.dtype)
+            kept = wide[..., fixed[VOCABULARY]]
+            log_p, whole = losses.log_law(kept), kept - jax.nn.logsumexp(wide, -1, keepdims=True)
         chains = tokens.shape[1] - 1 - steps
         counted = [mask[:, 1 + step : 1 + step + chains] for step in range(1, steps + 1)]
-        return cls(tokens, logits, model.start(params, frozen, features), jnp.all(jnp.stack(counted), 0), frozen, fixed)
+        start, mask = model.start(params, frozen, features), jnp.all(jnp.stack(counted), 0)
+        return cls(tokens, log_p, whole, start, mask, frozen, fixed)
 
     @property
     def features(self) -> Float[Array, "B n D"]:
@@ -216,12 +225,9 @@ class _Texts:
 
     def laws(self, model: EagleConfig, params, out: Float[Array, "B n D"], step: int):
         """(log p, log q over the draft vocabulary, mean overlap with all of p) behind a step's pairs."""
-        target_logits = self.target_logits[:, step : step + self.mask.shape[1]]
         log_q = losses.log_law(model.draft_logits(params, self.frozen, out))
-        log_p = whole = losses.log_law(target_logits)
-        if model.draft_vocab is not None:
-            ids = self.fixed[VOCABULARY]
-            log_p, whole = losses.log_law(target_logits[..., ids]), whole[..., ids]
+        log_p, whole = (law[:, step : step + self.mask.shape[1]] for law in (self.log_p, self.whole))
+        # Over the draft vocabulary alone: elsewhere q is 0, and so is the minimum.
         return log_p, log_q, losses.masked_mean(losses.overlap(whole, jax.lax.stop_gradient(log_q)), self.mask)
 
 

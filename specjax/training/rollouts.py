@@ -70,6 +70,7 @@ class HeldOutDecoding:
         sampling: of both models.
         verifier: the rule.
         seed: of the texts.
+        stop_ids: ids that end a text.
     """
 
     target: LanguageModel
@@ -79,6 +80,7 @@ class HeldOutDecoding:
     sampling: Sampling
     verifier: str = "token"
     seed: int = 0
+    stop_ids: tuple[int, ...] = ()
 
     def __call__(self, params) -> Iterator[tuple[str, float]]:
         counts = generate(
@@ -90,6 +92,7 @@ class HeldOutDecoding:
             verifier=self.verifier,
             sampling=self.sampling,
             seed=self.seed,
+            stop_ids=self.stop_ids,
         ).counts
         yield "held_out/block_efficiency", counts.emitted.sum() / counts.rounds.sum()
         attempts, acceptances = counts.attempts.sum(0), counts.acceptances.sum(0)
