@@ -133,7 +133,9 @@ class TransformerConfig:
             )
         if self.sliding_layers is None and self.sliding_window is not None:
             slides = tuple(range(self.num_layers))
-        fill("sliding_layers", slides or None)
+        # Both or neither, so that a config made from this one by `replace` means the same.
+        fill("sliding_layers", tuple(sorted(set(slides))) or None)
+        fill("sliding_window", self.sliding_window if slides else None)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1); got {self.dropout}")
         if self.positions == "rotary" and (self.rotary_dim < 2 or self.rotary_dim % 2):

@@ -38,7 +38,7 @@ from specjax.models.cache import KVCache, init_cache
 from specjax.models.config import TransformerConfig
 from specjax.models.layers import make_dense, make_norm
 from specjax.models.param_check import check_params_against
-from specjax.models.transformer import MLP, Block
+from specjax.models.transformer import MLP, Block, Transformer
 
 VOCABULARY = "draft_to_target"
 
@@ -55,6 +55,8 @@ class EagleConfig:
         num_heads, num_kv_heads, d_ff: of its layer (None: the target's).
         draft_vocab: size of a reduced vocabulary (version 3), or None for the target's. Its ids are in the parameters,
             under "draft_to_target".
+        feature_scale: what each layer's features are divided by before they are fused (version 3; None: 1). Those of a
+            pretrained target grow with depth to sizes beside which an embedding vanishes; see `measure_feature_scale`.
 
     Raises:
         ValueError: a value outside its range, or one that the version does not know.
@@ -67,6 +69,7 @@ class EagleConfig:
     num_kv_heads: int | None = None
     d_ff: int | None = None
     draft_vocab: int | None = None
+    feature_scale: tuple[float, ...] | None = None
 
     def __post_init__(self):
         depth = self.target.num_layers
@@ -81,6 +84,14 @@ class EagleConfig:
             raise ValueError(f"version 1 reads the target's last layer, {depth}; got {self.feature_layers}")
         if not self.feature_layers or not all(0 <= layer <= depth for layer in self.feature_layers):
             raise ValueError(f"feature_layers must be target layers from 0 to {depth}; got {self.feature_layers}")
+        if self.feature_scale is not None:
+            object.__setattr__(self, "feature_scale", tuple(self.feature_scale))
+            wrong = len(self.feature_scale) != len(self.feature_layers) or not all(x > 0 for x in self.feature_scale)
+            if self.version == 1 or wrong:
+                raise ValueError(
+                    f"feature_scale must be {len(self.feature_layers)} positive numbers, one per feature layer, and is "
+                    f"for version 3; got {self.feature_scale} with version {self.version}"
+                )
         if self.draft_vocab is not None:
             if self.version == 1:
                 raise ValueError("version 1 drafts with the target's head and vocabulary; leave draft_vocab out")
@@ -114,7 +125,8 @@ class EagleConfig:
 
         Args:
             key: of the initialisation.
-            target_params: start version 3's own norm and head from the target's.
+            target_params: start version 3's own norm and head from the target's, and some of its attention at the own
+                position, without which the token just drawn, one key among all, is hardly seen at first.
             draft_to_target: ids of the reduced vocabulary (default: the first ones).
         """
         params = dict(jax.jit(self._init_layer)(key))
@@ -128,6 +140,7 @@ class EagleConfig:
             params["head"] = {name: x[..., ids] for name, x in ends.untied_head(t, target_params).items()}
             if t.final_norm:
                 params["final_norm"] = dict(target_params["final_norm"])
+            params["attention"] = _own_position_first(params["attention"], self.layer)
             params = jax.tree.map(jnp.array, params)  # copies: a training step gives its parameters' buffers away
         self.check_params(params)
         return params
@@ -152,7 +165,18 @@ class EagleConfig:
         """Features as the target gives them -> as pairs take them: behind the final norm (1), or fused (3)."""
         if self.version == 1:
             return ends.normalise(self.target, target_params, features)
+        if self.feature_scale is not None:
+            scale = np.repeat(np.asarray(self.feature_scale), self.target.d_model)
+            features = features / jnp.asarray(scale, features.dtype)
         return Layer3(self.layer).apply({"params": _trained(params)}, features, method="fuse")
+
+    def without_scale(self, params: dict) -> tuple["EagleConfig", dict]:
+        """The same drafter with its `feature_scale` inside the fusion's kernel."""
+        if self.feature_scale is None:
+            return self, params
+        kernel = params["fusion"]["kernel"]
+        scale = jnp.asarray(np.repeat(np.asarray(self.feature_scale), self.target.d_model)[:, None], kernel.dtype)
+        return dataclasses.replace(self, feature_scale=None), {**params, "fusion": {"kernel": kernel / scale}}
 
     def run(
         self,
@@ -261,6 +285,44 @@ class Layer3(nn.Module):
     def everything(self, features: Float[Array, "B T F"], embedded: Float[Array, "B T D"], *rest):
         """Touches every parameter, for the initialisation."""
         return self.logits(self(self.fuse(features), embedded, *rest)[0])
+
+
+def measure_feature_scale(
+    target: TransformerConfig, target_params, texts: Int[Array, "B T"], layers: tuple[int, ...]
+) -> tuple[float, ...]:
+    """Per layer, the median over dimensions of the features' root mean square, to three digits.
+
+    The median, because a few dimensions of a pretrained model are tens of times as large as the others, nearly constant
+    (Sun et al. 2024, "Massive activations", arXiv 2402.17762), and so is all of the first position, which is left out.
+    """
+
+    def run(params, texts):
+        model = Transformer(target)
+        return model.apply({"params": params}, texts, feature_layers=layers, logits_at=texts[:, :0])[2]
+
+    features = np.asarray(jax.jit(run)(target_params, jnp.asarray(texts)), np.float64)[:, 1:]
+    sizes = np.sqrt(np.mean(features**2, (0, 1))).reshape(len(layers), -1)
+    return tuple(float(f"{size:.3g}") for size in np.median(sizes, 1))
+
+
+def _own_position_first(attention: dict, layer: TransformerConfig) -> dict:
+    """Query heads of the first key head ask for the embedding that their own key holds: their attention begins at home.
+
+    Both kernels read [embedding, feature], each behind a norm, so |embedding|² is D; with entries of deviation s the
+    expected score at home is s² D √head_dim, and s is chosen to make that 8, where a random pair of tokens has about 0.
+    """
+    width, groups = layer.head_dim, layer.num_heads // layer.num_kv_heads
+    query, key = attention["query"]["kernel"], attention["key"]["kernel"]
+    rows = key.shape[0] // 2
+    shared = key[:rows, :width]
+    wanted = (8 / (rows * width**0.5)) ** 0.5
+    shared = shared * (wanted / jnp.maximum(jnp.std(shared), 1e-12)).astype(shared.dtype)
+    home = jnp.concatenate([shared, jnp.zeros_like(shared)])
+    return {
+        **attention,
+        "query": {**attention["query"], "kernel": query.at[:, : groups * width].set(jnp.tile(home, (1, groups)))},
+        "key": {**attention["key"], "kernel": key.at[:, :width].set(home)},
+    }
 
 
 def split_params(params: dict) -> tuple[dict, dict]:

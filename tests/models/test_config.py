@@ -22,6 +22,18 @@ def test_spellings_of_a_dtype_are_one_config():
     assert len({TransformerConfig(**SMALL, dtype=d, param_dtype=d) for d in spellings}) == 1
 
 
+def test_sliding_layers_are_the_same_however_they_are_given():
+    make = lambda **fields: TransformerConfig(**(SMALL | dict(num_layers=3) | fields))  # noqa: E731
+    assert make(sliding_window=4).sliding_layers == (0, 1, 2)
+    assert make(sliding_window=4) == make(sliding_window=4, sliding_layers=[2, 0, 1, 1])
+    some = make(sliding_window=4, sliding_layers=(1,))
+    assert [some.slides(i) for i in range(3)] == [False, True, False]
+    none = make(sliding_window=4, sliding_layers=())
+    assert none == make()
+    for config in (some, none):
+        assert dataclasses.replace(config, dropout=0.0) == config  # filled-in fields must not be read anew
+
+
 def test_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         TransformerConfig(**SMALL).d_model = 3
@@ -45,6 +57,11 @@ def test_frozen():
         (dict(head_dim=3), "must be an even number >= 2"),
         (dict(rotary_fraction=0.25), "must be an even number >= 2"),
         (dict(d_model=9, num_heads=3, positions="sinusoidal"), "even d_model; got 9"),
+        (dict(norm="layernorm", norm_offset=1.0), "norm_offset 1.0 is for norm 'rmsnorm'; got 'layernorm'"),
+        (dict(sliding_window=0), "sliding_window must be at least 1, or None; got 0"),
+        (dict(sliding_layers=(0,)), r"sliding_layers must be blocks from 0 to 0, with a sliding_window; got \(0,\)"),
+        (dict(sliding_window=3, sliding_layers=(0, 1)), r"blocks from 0 to 0, with a sliding_window; got \(0, 1\)"),
+        (dict(sliding_window=3, sliding_layers=(-1,)), r"blocks from 0 to 0, with a sliding_window; got \(-1,\)"),
     ],
 )
 def test_what_does_not_fit_is_named(change, message):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax.models import LanguageModel, TransformerConfig
-from specjax.models.eagle_layer import EagleConfig, most_frequent, split_params
+from specjax.models.eagle_layer import EagleConfig, measure_feature_scale, most_frequent, split_params
 from specjax.models.transformer import apply
 
 DOUBLE = dict(dtype="float64", param_dtype="float64")
@@ -187,3 +187,42 @@ def test_parameters_of_another_drafter_are_named():
             REDUCED.check_params(params_of(REDUCED) | {"draft_to_target": jnp.array(bad, jnp.int32)})
     with pytest.raises(ValueError, match="the config has no draft_vocab"):
         EAGLE3.init_params(jax.random.key(3), None, IDS)
+
+
+def test_a_feature_scale_is_the_size_of_most_dimensions_and_can_be_folded_away(target):
+    layers, texts = (0, 1, 2), jax.random.randint(jax.random.key(5), (3, 8), 0, 9)
+    scale = measure_feature_scale(TARGET, target.params, texts, layers)
+    features = np.asarray(apply(TARGET, target.params, texts, feature_layers=layers)[2])
+    sizes = np.sqrt(np.mean(features[:, 1:] ** 2, (0, 1))).reshape(3, 8)
+    np.testing.assert_allclose(scale, np.median(sizes, 1), rtol=6e-3)
+
+    scaled = EagleConfig(TARGET, 3, layers, feature_scale=scale)
+    params = scaled.init_params(jax.random.key(3), target.params)
+    divided = features / np.repeat(scale, 8)
+    plain, folded = scaled.without_scale(params)
+    expected = divided @ params["fusion"]["kernel"]
+    for model, own in ((scaled, params), (plain, folded)):
+        np.testing.assert_allclose(model.start(own, target.params, jnp.asarray(features)), expected, atol=1e-12)
+    assert plain == EagleConfig(TARGET, 3, layers) and plain.without_scale(folded) == (plain, folded)
+
+
+@pytest.mark.parametrize("changes", [dict(version=1), dict(feature_scale=(1.0,)), dict(feature_scale=(1.0, 0.0, 1.0))])
+def test_a_feature_scale_that_does_not_fit(changes):
+    with pytest.raises(ValueError, match="feature_scale must be . positive numbers, one per feature layer"):
+        EagleConfig(**(dict(target=TARGET, version=3, feature_scale=(1.0, 1.0, 1.0)) | changes))
+
+
+def test_attention_begins_at_the_own_position():
+    """So the token just drawn, one key among all before it, is seen from the first step of training on."""
+    wide = dataclasses.replace(TARGET, d_model=64, num_heads=4, num_kv_heads=2, head_dim=16, context_length=64)
+    target = LanguageModel.init(wide, jax.random.key(0))
+    model = EagleConfig(wide, 3)
+    attention = model.init_params(jax.random.key(3), target.params)["attention"]
+    embedded = jax.random.normal(jax.random.key(4), (50, 64))
+    embedded /= jnp.sqrt(jnp.mean(embedded**2, -1, keepdims=True))
+    x = jnp.concatenate([embedded, jax.random.normal(jax.random.key(5), (50, 64))], -1)
+    query = (x @ attention["query"]["kernel"]).reshape(50, 2, 2, 16)
+    key = (x @ attention["key"]["kernel"]).reshape(50, 2, 16)
+    weights = jax.nn.softmax(jnp.einsum("qkgh,skh->kgqs", query, key) / 4.0)
+    own = jnp.mean(jnp.diagonal(weights, axis1=2, axis2=3), -1)  # [K, groups]
+    assert (own[0] > 0.7).all() and (own[1] < 0.1).all()

@@ -27,7 +27,12 @@ OPTIONS = {
     "gpt2": dict(norm="layernorm", positions="learned", mlp="gelu", qkv_bias=True, attention_bias=True, mlp_bias=True),
     "phi": dict(rotary_fraction=0.5, mlp="gelu", qkv_bias=True, norm="layernorm", head_dim=8, tied_head=False),
     "qwen": dict(qk_norm=True, num_kv_heads=2, qkv_bias=True, final_norm=False),
-}
+    "mistral": dict(num_kv_heads=2, sliding_window=5, tied_head=False),
+    "gemma": dict(
+        mlp="geglu", norm_position="sandwich", norm_offset=1.0, embedding_scale=4.0, sliding_window=5,
+        sliding_layers=(0,), sliding_rotary_base=50.0, qk_norm=True, attention_scale=0.3, num_kv_heads=1,
+    ),
+}  # fmt: skip
 
 
 def model(seed=0, **options) -> LanguageModel:
@@ -89,7 +94,7 @@ def test_any_split_into_steps_equals_the_whole_text(name):
     check()
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gemma"])
 def test_every_path_of_a_tree_equals_its_own_chain(name):
     lm, nodes = model(**OPTIONS[name]), 5
     lengths = np.array([8, 3, 5], np.int32)
