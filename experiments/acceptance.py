@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from experiments.families import Family
 from experiments.training_stage import Text
-from specjax.decoding.generate import Run
+from specjax.decoding.run import Run
 from specjax.drafters.eagle_pairs import EagleDrafter
 from specjax.models import LanguageModel
 from specjax.report import metrics

@@ -12,7 +12,7 @@ from experiments import decoding_speed as speed
 from experiments.decoding_speed import Setting
 from experiments.trained_pair import finished_stages, load_text
 from experiments.training_stage import Text
-from specjax.decoding.generate import Run, decode
+from specjax.decoding.run import Run, decode
 from specjax.decoding.state import State
 from specjax.drafters import Empty, IndependentTree
 from specjax.events import Progress

@@ -11,7 +11,7 @@ import numpy as np
 
 from specjax import theory
 from specjax.decoding import generate
-from specjax.decoding.generate import Run
+from specjax.decoding.run import Run
 from specjax.drafters import Independent
 from specjax.events import Progress
 from specjax.keys import Noise, Stream

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import theory
-from specjax.decoding.generate import Generation, Run
+from specjax.decoding.generation import Generation
+from specjax.decoding.run import Run
 from specjax.drafters import Independent
 from specjax.events import Progress
 from specjax.keys import row_keys

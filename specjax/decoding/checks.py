@@ -6,6 +6,7 @@ import numpy as np
 
 from specjax.decoding.state import Decoder
 from specjax.models import LanguageModel
+from specjax.penalties import Penalties
 from specjax.protocol import FIXED, Drafter, Verifier
 from specjax.sampling import Sampling
 
@@ -126,3 +127,38 @@ def _difference(one, other) -> str:
     """The first field in which two configs differ."""
     names = [field.name for field in dataclasses.fields(one) if getattr(one, field.name) != getattr(other, field.name)]
     return f"its {names[0]} is {getattr(one, names[0])!r}, here it is {getattr(other, names[0])!r}"
+
+
+def check_penalties(penalties: Penalties, stop_ids: np.ndarray, limits: np.ndarray, vocab_size: int) -> None:
+    """Penalties with one value per row must leave a token in every row, and fit to the other limits.
+
+    Args:
+        stop_ids: padded with -1.
+        limits: new tokens allowed per row, [B].
+    """
+    at_least = np.zeros(limits.shape, int)
+    if penalties.min_new_tokens is not None:
+        at_least = np.asarray(penalties.min_new_tokens)
+        row = int(np.argmax(at_least - limits))
+        if at_least[row] > limits[row]:
+            raise ValueError(
+                f"row {row}: min_new_tokens {at_least[row]} exceeds max_new_tokens {limits[row]}; lower the one or "
+                "raise the other"
+            )
+    banned = np.full((limits.size, 0), -1) if penalties.banned_ids is None else np.asarray(penalties.banned_ids)
+    if banned.size and banned.max() >= vocab_size:
+        raise ValueError(f"banned_ids must be from 0 to {vocab_size - 1}, the target's vocabulary; got {banned.max()}")
+    for row, ids in enumerate(banned):
+        never = set(ids.tolist()) - {-1}
+        early = set(stop_ids.tolist()) - {-1} - never if at_least[row] else set()
+        if len(never) + len(early) == vocab_size:
+            stops = f" and, before min_new_tokens, the other {len(early)} as stop ids" if early else ""
+            raise ValueError(
+                f"row {row}: {len(never)} of {vocab_size} tokens are banned{stops}, so that none is left; ban fewer"
+            )
+
+
+def check_type(name: str, value, kind: type, example: str) -> None:
+    """An optional argument must be of its kind."""
+    if value is not None and not isinstance(value, kind):
+        raise ValueError(f"{name} must be a {kind.__name__}, such as {example}; got {value!r}")

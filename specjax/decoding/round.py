@@ -54,7 +54,7 @@ def decode_round(decoder: Decoder, inputs: Inputs, state: State) -> State:
         decoder.drafter.feature_layers,
         decoder.drafter.widths,
     )
-    p = target_law(inputs, state, proposal, logits)
+    p = target_laws(inputs, state, proposal, logits)
     verdict = decoder.verifier.verify(p, proposal, noise)
     return commit(decoder, inputs, state, proposal, verdict, p, logits, cache, features, draft_state)
 
@@ -104,7 +104,7 @@ def strings_count(inputs: Inputs, number: Int[Array, "B T"]) -> Bool[Array, "B T
     return number >= inputs.penalties.min_new_tokens[:, None]
 
 
-def target_law(
+def target_laws(
     inputs: Inputs, state: State, proposal: Proposal, logits: Float[Array, "B M V"]
 ) -> Float[Array, "B M V"]:
     """The target's laws behind the root and the nodes: penalties over each node's own ancestors, then Sampling."""

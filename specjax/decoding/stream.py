@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from specjax.decoding.generate import Generation, Run
+from specjax.decoding.generation import Generation
+from specjax.decoding.run import Run
 from specjax.models import LanguageModel
 
 
@@ -20,9 +21,19 @@ def stream(
         (per row, the tokens committed since the last yield; the Generation so far, its `finish` saying "running" for
         rows that go on)
     """
+    _check_rounds(rounds_per_yield)
+    return stream_run(Run.start(target, prompts, **options), rounds_per_yield)
+
+
+def stream_run(run: Run, rounds_per_yield: int = 1) -> Iterator[tuple[list[np.ndarray], Generation]]:
+    """What `stream` yields, of a run that is still there afterwards: to be the `previous` of the next one."""
+    _check_rounds(rounds_per_yield)
+    return _steps(run, rounds_per_yield)
+
+
+def _check_rounds(rounds_per_yield: int) -> None:
     if rounds_per_yield < 1:
         raise ValueError(f"rounds_per_yield must be at least 1; got {rounds_per_yield}")
-    return _steps(Run.start(target, prompts, **options), rounds_per_yield)
 
 
 def _steps(run: Run, rounds_per_yield: int):

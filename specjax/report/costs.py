@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decoding.forward import target_forward
-from specjax.decoding.round import Inputs, drafting_context, target_law
+from specjax.decoding.round import Inputs, drafting_context, target_laws
 from specjax.decoding.run import Run
 from specjax.decoding.state import Decoder, State
 from specjax.keys import Noise
@@ -127,7 +127,7 @@ def _judge(decoder: Decoder, inputs: Inputs, state: State, pending, proposal: Pr
         state.target_cache.rollback(state.length - 1),
         decoder.drafter.feature_layers,
     )
-    p = target_law(inputs, state, proposal, logits)
+    p = target_laws(inputs, state, proposal, logits)
     verdict = decoder.verifier.verify(p, proposal, _noise(decoder, state, turn))
     if not proposal.topology.is_chain:
         cache = cache.compact(state.length - 1, verdict.path)

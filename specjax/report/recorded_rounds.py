@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.forward import target_forward
-from specjax.decoding.round import Inputs, drafting_context, mask_proposal, target_law
+from specjax.decoding.round import Inputs, drafting_context, mask_proposal, target_laws
 from specjax.decoding.run import Run
 from specjax.decoding.state import Decoder, State
 from specjax.keys import Noise
@@ -112,4 +112,4 @@ def _look(decoder: Decoder, inputs: Inputs, state: State):
     proposal = mask_proposal(proposal, state, inputs)
     cache = cache.rollback(state.length - 1)
     logits, _, _ = target_forward(decoder.target, inputs.target_params, state.pending, proposal, cache)
-    return proposal.replace(hidden=None), target_law(inputs, state, proposal, logits)
+    return proposal.replace(hidden=None), target_laws(inputs, state, proposal, logits)

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.decoding import generate, stream
 from specjax.decoding.checks import as_limits, as_stop_ids
-from specjax.decoding.generate import Run, decode, prefill
+from specjax.decoding.prefill import prefill
+from specjax.decoding.run import Run, decode
 from specjax.drafters import Empty, Independent
 from specjax.models import LanguageModel
 from specjax.sampling import Sampling
@@ -99,6 +101,13 @@ def test_arguments(pair, change, message):
     with pytest.raises(ValueError, match=message) as caught:
         Run.start(pair.target, **(dict(prompts=[[1, 2]], max_new_tokens=4) | change))
     assert "\n" not in str(caught.value)
+
+
+def test_options_that_do_not_exist(pair):
+    with pytest.raises(TypeError, match="'max_tokens' is no option of a generation; there are max_new_tokens, drafter"):
+        generate(pair.target, [[1]], max_tokens=3)
+    with pytest.raises(TypeError, match="max_new_tokens is missing"):
+        stream(pair.target, [[1]], seed=3)
 
 
 @pytest.mark.parametrize("draft_length", [0, -1])

@@ -9,12 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.decoding.generate import decode, prefill
+from specjax.decoding.prefill import prefill
 from specjax.decoding.round import Inputs
+from specjax.decoding.run import decode
 from specjax.decoding.state import Decoder
+from specjax.decoding.stop_strings import StopStrings
 from specjax.drafters import Empty, Independent
 from specjax.keys import row_keys
 from specjax.models import Transformer, TransformerConfig
+from specjax.penalties import Penalties
 from specjax.sampling import Sampling
 from specjax.verifiers import CoupledRule, TokenRule
 
@@ -41,7 +44,7 @@ def cache_copies(hlo: str, sizes: set[int]) -> list:
 
 
 @functools.cache
-def compiled(batch, drafter, rule) -> tuple[str, set[int]]:
+def compiled(batch, drafter, rule, extras=False) -> tuple[str, set[int]]:
     """The text of the compiled loop, and the sizes of its caches. Only shapes are needed: no model is made."""
     params = lambda config: jax.eval_shape(  # noqa: E731
         Transformer(config).init, jax.random.key(0), jax.ShapeDtypeStruct((1, 1), jnp.int32)
@@ -49,9 +52,13 @@ def compiled(batch, drafter, rule) -> tuple[str, set[int]]:
     sampling = Sampling.of(0.8, top_p=0.9).per_row(batch)
     drafter_params = params(DRAFTER) if isinstance(drafter, Independent) else None
     inputs = Inputs(params(TARGET), drafter_params, sampling, sampling, jnp.full(8, -1))
+    if extras:
+        penalties = Penalties.of(1.2, 0.5, 0.5, 3, [4, 5]).per_row(batch)
+        strings = StopStrings(["ab", "c"], [bytes([97 + i % 5]) for i in range(101)]).tables(101)
+        inputs = inputs.replace(penalties=penalties, stop_tables=strings)
     ids = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)  # noqa: E731
     decoder = Decoder(TARGET, drafter, rule)
-    state = jax.eval_shape(
+    state, _ = jax.eval_shape(
         functools.partial(prefill, decoder, BUFFER),
         inputs, ids(batch, 16), ids(batch), ids(batch), jax.eval_shape(lambda: row_keys(0, batch)),
     )  # fmt: skip
@@ -61,10 +68,12 @@ def compiled(batch, drafter, rule) -> tuple[str, set[int]]:
 
 
 CASES = [(1, Independent(DRAFTER, DRAFT_LENGTH), TokenRule()), (3, Independent(DRAFTER, DRAFT_LENGTH), TokenRule()),
-         (3, Independent(DRAFTER, 1), CoupledRule()), (1, Empty(), TokenRule())]  # fmt: skip
+         (3, Independent(DRAFTER, 1), CoupledRule()), (1, Empty(), TokenRule()),
+         (3, Independent(DRAFTER, DRAFT_LENGTH), TokenRule(), True)]  # fmt: skip
+NAMES = ["one row", "three rows", "coupled", "target only", "penalties and stop strings"]
 
 
-@pytest.mark.parametrize("case", CASES, ids=["one row", "three rows", "coupled", "target only"])
+@pytest.mark.parametrize("case", CASES, ids=NAMES)
 def test_no_cache_is_copied_in_the_loop(case):
     hlo, sizes = compiled(*case)
     found = operations(hlo)
@@ -74,11 +83,19 @@ def test_no_cache_is_copied_in_the_loop(case):
     assert not cache_copies(hlo, sizes)
 
 
-@pytest.mark.parametrize("case", CASES, ids=["one row", "three rows", "coupled", "target only"])
+@pytest.mark.parametrize("case", CASES, ids=NAMES)
 def test_no_call_to_the_host_and_no_sort(case):
     hlo, _ = compiled(*case)
     assert not re.search(r"callback|infeed|outfeed|host_compute", hlo)
     assert not [size for name, size in operations(hlo) if name in ("sort", "topk")]
+
+
+def test_penalties_make_nothing_larger_than_the_logits_per_pair_of_nodes():
+    """The laws behind N + 1 nodes need no array over nodes, nodes and vocabulary."""
+    hlo, _ = compiled(*CASES[-1])
+    sizes, nodes = {size for _, size in operations(hlo)}, DRAFT_LENGTH + 1
+    assert 3 * nodes * 101 in sizes
+    assert not sizes & {3 * i * j * 101 for i in (nodes - 1, nodes) for j in (nodes - 1, nodes)}
 
 
 def test_a_copy_would_be_found():

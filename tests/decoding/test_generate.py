@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from specjax.decoding import Origin, generate
-from specjax.decoding.generate import decode, prefill
+from specjax.decoding.prefill import prefill
+from specjax.decoding.run import decode
 from specjax.drafters import Independent
 from specjax.keys import Noise, Stream, row_keys
 from specjax.models import LanguageModel

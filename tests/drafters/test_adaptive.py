@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from specjax.decoding import generate
-from specjax.decoding.generate import Run
 from specjax.decoding.round import drafting_context
+from specjax.decoding.run import Run
 from specjax.drafters import Adaptive, Independent
 from specjax.keys import Noise, Stream
 from specjax.sampling import Sampling

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from specjax.decoding import generate
-from specjax.decoding.generate import Run, decode
 from specjax.decoding.round import drafting_context
+from specjax.decoding.run import Run, decode
 from specjax.drafters import BlockDrafter
 from specjax.keys import Noise
 from specjax.models import LanguageModel, TransformerConfig

@@ -11,8 +11,9 @@ import pytest
 
 from specjax.decoding import generate
 from specjax.decoding.forward import target_forward
-from specjax.decoding.generate import Run, decode, prefill
+from specjax.decoding.prefill import prefill
 from specjax.decoding.round import Inputs, decode_round, drafting_context
+from specjax.decoding.run import Run, decode
 from specjax.decoding.state import Decoder
 from specjax.drafters import EarlyExit
 from specjax.keys import Noise, Stream, row_keys
@@ -242,7 +243,7 @@ def test_no_cache_is_copied_in_the_loop():
     inputs = Inputs(params["params"], exit_params, sampling, sampling, jnp.full(8, -1))
     ids = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)  # noqa: E731
     decoder = Decoder(config, drafter, TokenRule())
-    state = jax.eval_shape(
+    state, _ = jax.eval_shape(
         functools.partial(prefill, decoder, 173),
         inputs, ids(batch, 16), ids(batch), ids(batch), jax.eval_shape(lambda: row_keys(0, batch)),
     )  # fmt: skip

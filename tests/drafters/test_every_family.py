@@ -13,7 +13,8 @@ from scipy.stats import chi2
 
 from specjax.decoding import Origin, generate
 from specjax.decoding.checks import check_pair
-from specjax.decoding.generate import Run, decode, prefill
+from specjax.decoding.prefill import prefill
+from specjax.decoding.run import Run, decode
 from specjax.drafters import DRAFTERS
 from specjax.models.transformer import apply
 from specjax.protocol import Drafter

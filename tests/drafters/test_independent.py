@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.decoding.generate import Run
 from specjax.decoding.round import drafting_context
+from specjax.decoding.run import Run
 from specjax.drafters import Independent
 from specjax.keys import Noise
 from specjax.sampling import Sampling, draw

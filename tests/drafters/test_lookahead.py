@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specjax.decoding import generate
-from specjax.decoding.generate import Run
+from specjax.decoding.run import Run
 from specjax.drafters.lookahead import Lookahead
 from specjax.protocol import Committed
 from specjax.sampling import Sampling

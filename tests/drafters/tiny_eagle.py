@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.decoding.generate import Run
 from specjax.decoding.round import drafting_context
+from specjax.decoding.run import Run
 from specjax.keys import Noise
 from specjax.models.eagle_layer import EagleConfig
 from specjax.models.transformer import apply

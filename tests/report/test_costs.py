@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from specjax.decoding.generate import Run, decode
+from specjax.decoding.run import Run, decode
 from specjax.drafters import Independent
 from specjax.models import LanguageModel, TransformerConfig
 from specjax.report import costs
