@@ -32,7 +32,13 @@ from specjax.drafters.corpus_index import build_corpus_index
 from specjax.drafters.optimal_tree import optimal_tree
 from specjax.drafters.rank_rates import measure_rank_rates
 from specjax.models import LanguageModel, TransformerConfig
-from specjax.models.eagle_layer import VOCABULARY, EagleConfig, most_frequent, split_params
+from specjax.models.eagle_layer import (
+    VOCABULARY,
+    EagleConfig,
+    measure_feature_scale,
+    most_frequent,
+    split_params,
+)
 from specjax.protocol import FIXED, WITHOUT_REPLACEMENT, Drafter
 from specjax.sampling import Sampling
 from specjax.topology import Topology
@@ -131,8 +137,11 @@ def eagle(settings: ConfigDict, target: LanguageModel, text: Text) -> Family:
 
 def eagle3(settings: ConfigDict, target: LanguageModel, text: Text) -> Family:
     """With `draft_vocab` in the settings, over that many tokens, the most frequent ones of the training text."""
-    size = settings.get("draft_vocab")
-    model = EagleConfig(target.config, 3, tuple(settings.feature_layers), d_ff=settings.d_ff, draft_vocab=size)
+    size, layers, width = settings.get("draft_vocab"), tuple(settings.feature_layers), 128
+    some = text.train.tokens[: 16 * width]
+    some = some[: len(some) // width * width].reshape(-1, width) if len(some) >= width else some[None]
+    scale = measure_feature_scale(target.config, target.params, some, layers)
+    model = EagleConfig(target.config, 3, layers, d_ff=settings.d_ff, draft_vocab=size, feature_scale=scale)
     ids = None if size is None else most_frequent(text.train.tokens, size, target.config.vocab_size)
     return _eagle(settings, model, Eagle3Distillation(model, steps=settings.steps_ahead), target, ids)
 

@@ -33,12 +33,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from specjax.models import ends
-from specjax.models.attention import Attention
 from specjax.models.cache import KVCache, init_cache
 from specjax.models.config import TransformerConfig
-from specjax.models.layers import make_dense, make_norm
+from specjax.models.eagle_modules import Layer1, Layer3, own_position_first
 from specjax.models.param_check import check_params_against
-from specjax.models.transformer import MLP, Block, Transformer
+from specjax.models.transformer import Transformer
 
 VOCABULARY = "draft_to_target"
 
@@ -140,7 +139,7 @@ class EagleConfig:
             params["head"] = {name: x[..., ids] for name, x in ends.untied_head(t, target_params).items()}
             if t.final_norm:
                 params["final_norm"] = dict(target_params["final_norm"])
-            params["attention"] = _own_position_first(params["attention"], self.layer)
+            params["attention"] = own_position_first(params["attention"], self.layer)
             params = jax.tree.map(jnp.array, params)  # copies: a training step gives its parameters' buffers away
         self.check_params(params)
         return params
@@ -238,55 +237,6 @@ class EagleConfig:
         return self._module.init(key, raw, row(d), None, one[0], one, None, method="everything")["params"]
 
 
-class Layer1(nn.Module):
-    """EAGLE-1's: a linear map of feature and embedding side by side, and a decoder layer."""
-
-    config: TransformerConfig
-
-    def setup(self):
-        self.join = make_dense(self.config, self.config.d_model, False, None)
-        self.block = Block(self.config)
-
-    def __call__(
-        self, features: Float[Array, "B T D"], embedded: Float[Array, "B T D"], cached, length, positions, mask
-    ):
-        joined = self.join(jnp.concatenate([features, embedded], -1))
-        return self.block(joined, cached, length, positions, mask, False)
-
-    everything = __call__
-
-
-class Layer3(nn.Module):
-    """EAGLE-3's: attention over embedding and feature side by side, each with a norm of its own; and the own head."""
-
-    config: TransformerConfig
-
-    def setup(self):
-        c = self.config
-        self.fusion = make_dense(c, c.d_model, False, None)
-        self.embedding_norm, self.feature_norm = make_norm(c, None), make_norm(c, None)
-        self.attention, self.mlp_norm, self.mlp = Attention(c), make_norm(c, None), MLP(c)
-        self.final_norm, self.head = make_norm(c, None), make_dense(c, c.vocab_size, c.head_bias, None)
-
-    def fuse(self, features: Float[Array, "B T F"]) -> Float[Array, "B T D"]:
-        return self.fusion(features)
-
-    def logits(self, out: Float[Array, "*B D"]) -> Float[Array, "*B W"]:
-        return self.head(self.final_norm(out))
-
-    def __call__(
-        self, features: Float[Array, "B T D"], embedded: Float[Array, "B T D"], cached, length, positions, mask
-    ):
-        x = jnp.concatenate([self.embedding_norm(embedded), self.feature_norm(features)], -1)
-        out, cached = self.attention(x, cached, length, positions, mask)
-        x = features + out
-        return x + self.mlp(self.mlp_norm(x)), cached
-
-    def everything(self, features: Float[Array, "B T F"], embedded: Float[Array, "B T D"], *rest):
-        """Touches every parameter, for the initialisation."""
-        return self.logits(self(self.fuse(features), embedded, *rest)[0])
-
-
 def measure_feature_scale(
     target: TransformerConfig, target_params, texts: Int[Array, "B T"], layers: tuple[int, ...]
 ) -> tuple[float, ...]:
@@ -303,26 +253,6 @@ def measure_feature_scale(
     features = np.asarray(jax.jit(run)(target_params, jnp.asarray(texts)), np.float64)[:, 1:]
     sizes = np.sqrt(np.mean(features**2, (0, 1))).reshape(len(layers), -1)
     return tuple(float(f"{size:.3g}") for size in np.median(sizes, 1))
-
-
-def _own_position_first(attention: dict, layer: TransformerConfig) -> dict:
-    """Query heads of the first key head ask for the embedding that their own key holds: their attention begins at home.
-
-    Both kernels read [embedding, feature], each behind a norm, so |embedding|² is D; with entries of deviation s the
-    expected score at home is s² D √head_dim, and s is chosen to make that 8, where a random pair of tokens has about 0.
-    """
-    width, groups = layer.head_dim, layer.num_heads // layer.num_kv_heads
-    query, key = attention["query"]["kernel"], attention["key"]["kernel"]
-    rows = key.shape[0] // 2
-    shared = key[:rows, :width]
-    wanted = (8 / (rows * width**0.5)) ** 0.5
-    shared = shared * (wanted / jnp.maximum(jnp.std(shared), 1e-12)).astype(shared.dtype)
-    home = jnp.concatenate([shared, jnp.zeros_like(shared)])
-    return {
-        **attention,
-        "query": {**attention["query"], "kernel": query.at[:, : groups * width].set(jnp.tile(home, (1, groups)))},
-        "key": {**attention["key"], "kernel": key.at[:, :width].set(home)},
-    }
 
 
 def split_params(params: dict) -> tuple[dict, dict]:

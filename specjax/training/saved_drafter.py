@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
@@ -14,6 +16,7 @@ from specjax.topology import DynamicTopology, Topology
 from specjax.training import manifest as manifests
 from specjax.training.saved_model import CONFIGS, load_tree, save_tree
 
+DTYPES = ("dtype", "param_dtype")
 CLASSES = CONFIGS | {cls.__name__: cls for cls in (Topology, DynamicTopology, EagleConfig, *DRAFTERS.values())}
 
 
@@ -35,7 +38,8 @@ def load_drafter(path, target: TransformerConfig | None = None) -> tuple[Drafter
 
     Args:
         path: the folder.
-        target: config of the model it is going to draft for; None leaves that check to `generate`.
+        target: config of the model it is going to draft for; None leaves that check to `generate`. Where that differs
+            from the one it was trained for in nothing but its dtypes, a drafter that borrows from its target is cast.
 
     Raises:
         ValueError: nothing there, damaged, written by another version, or trained for another target (other layers, so
@@ -48,12 +52,33 @@ def load_drafter(path, target: TransformerConfig | None = None) -> tuple[Drafter
         raise ValueError(f"drafter {path}: {error}") from None
     params = traverse_util.unflatten_dict(arrays, sep=".") if about["has_params"] else None
     drafter.check_params(params)
-    if target is not None and drafter.target not in (None, target):
-        differing = [
-            f.name for f in dataclasses.fields(target) if getattr(target, f.name) != getattr(drafter.target, f.name)
-        ]
+    if target is None or drafter.target in (None, target):
+        return drafter, params
+    differing = [name for name in _fields_that_differ(drafter.target, target) if name not in DTYPES]
+    if differing:
         raise ValueError(
             f"drafter {path} was trained on the features of another target (its {', '.join(differing)} differ); "
             "train it for this one"
         )
-    return drafter, params
+    return _cast(drafter, params, target)
+
+
+def _fields_that_differ(one: TransformerConfig, other: TransformerConfig) -> list[str]:
+    return [f.name for f in dataclasses.fields(one) if getattr(one, f.name) != getattr(other, f.name)]
+
+
+def _cast(drafter: Drafter, params: Any, target: TransformerConfig) -> tuple[Drafter, Any]:
+    """The drafter with all its configs, and its parameters, in the dtypes of a target."""
+    dtypes = {name: getattr(target, name).name for name in DTYPES}
+
+    def change(described):
+        if isinstance(described, list):
+            return [change(item) for item in described]
+        if not isinstance(described, dict):
+            return described
+        changed = {name: change(item) for name, item in described.items()}
+        return changed | dtypes if described.get("type") == TransformerConfig.__name__ else changed
+
+    drafter = manifests.rebuild(change(manifests.describe(drafter)), CLASSES)
+    floating = lambda x: jnp.issubdtype(x.dtype, jnp.floating)  # noqa: E731
+    return drafter, jax.tree.map(lambda x: x.astype(target.param_dtype) if floating(x) else x, params)

@@ -46,3 +46,18 @@ def test_what_cannot_be_saved(tmp_path):
         with pytest.raises(ValueError, match="Mine is not listed in specjax.drafters.DRAFTERS"):
             save_drafter(tmp_path / "drafter", Mine(drafter.target), jnp.zeros(3))
         assert not (tmp_path / "drafter").exists()
+
+
+@pytest.mark.parametrize("name", ["medusa", "eagle_reduced", "block", "early_exit"])
+def test_a_target_in_another_dtype_gets_a_drafter_in_that_dtype(name, tmp_path):
+    with jax.enable_x64(True):
+        target = make_target(11)
+        drafter, params = FAMILIES[name](target)
+        save_drafter(tmp_path / "drafter", drafter, params)
+        half = dataclasses.replace(target.config, dtype="bfloat16", param_dtype="bfloat16")
+        cast, cast_params = load_drafter(tmp_path / "drafter", half)
+        assert cast.target == half and cast.topology == drafter.topology
+        cast.check_params(cast_params)
+        for before, after in zip(jax.tree.leaves(params), jax.tree.leaves(cast_params), strict=True):
+            expected = jnp.asarray(before).astype(half.dtype) if jnp.issubdtype(before.dtype, jnp.floating) else before
+            chex.assert_trees_all_equal(after, expected)
