@@ -1,0 +1,115 @@
+"""Drafters from folders: saved ones, and second models, which must mean the same by every token."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import specjax
+from specjax.drafters import Eagle, Empty, Independent, Medusa, NGram
+from specjax.models.eagle_layer import EagleConfig
+from specjax.pretrained import independent_drafter, saved_drafter
+from specjax.pretrained.drafters import with_params
+from specjax.sampling import Sampling
+from specjax.topology import Topology
+from specjax.training.saved_drafter import save_drafter
+from tests.pretrained.tiny_model import write_model, write_tokenizer
+
+GREEDY = Sampling.of(0)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("small")
+    write_model(folder, seed=1, num_layers=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def saved(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved") / "eagle"
+    eagle = EagleConfig(model.model.config, 1, d_ff=32)
+    save_drafter(folder, Eagle(eagle, 3), eagle.init_params(jax.random.key(2), model.model.params))
+    return folder
+
+
+def test_a_second_model_drafts_the_targets_text(model, small):
+    drafter = independent_drafter(small, model, draft_length=2)
+    assert isinstance(drafter[0], Independent) and drafter[0].draft_length == 2
+    options = dict(max_new_tokens=16, sampling=GREEDY)
+    plain, drafted = (model.generate(["the cat"], drafter=d, **options)[0] for d in (None, drafter))
+    assert plain.tokens.tolist() == drafted.tokens.tolist()
+    assert drafted.counts.drafted[0] > 0 == plain.counts.drafted[0]
+
+
+def test_a_saved_drafter_is_read_from_its_folder(model, saved):
+    plain, drafted = (
+        model.generate(["the cat"], max_new_tokens=12, sampling=GREEDY, drafter=drafter)[0] for drafter in (None, saved)
+    )
+    assert plain.tokens.tolist() == drafted.tokens.tolist() and drafted.counts.drafted[0] > 0
+    assert saved_drafter(saved, model.model.config)[0].draft_length == 3
+    assert saved_drafter(saved, model.model.config, draft_length=5)[0].draft_length == 5
+
+
+def test_heads_cannot_draft_deeper_than_they_are(model, tmp_path):
+    medusa = Medusa(model.model.config, Topology.chain(2), num_heads=2)
+    save_drafter(tmp_path / "medusa", medusa, medusa.init_params(jax.random.key(0), model.model.params))
+    assert saved_drafter(tmp_path / "medusa", model.model.config, draft_length=2)[0] == medusa
+    with pytest.raises(ValueError, match="always drafts 2 deep"):
+        saved_drafter(tmp_path / "medusa", model.model.config, draft_length=3)
+
+
+def test_what_generate_takes_for_a_drafter(model):
+    assert with_params(None, model.model.config) == (Empty(), None)
+    assert with_params(NGram(3), model.model.config) == (NGram(3), None)
+    pair = (NGram(3), None)
+    assert with_params(pair, model.model.config) is pair
+
+
+@pytest.mark.parametrize("change", ["fewer merges", "one more special token", "other bytes"])
+def test_a_drafter_with_another_tokenizer_is_refused(model, tmp_path, change):
+    write_model(tmp_path, seed=1, num_layers=1)
+    if change == "fewer merges":
+        write_model(tmp_path, merges=39)
+    elif change == "one more special token":
+        write_model(tmp_path, merges=39, bos=True)  # as many tokens, shifted by one
+    else:
+        tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
+        vocab = tokenizer["model"]["vocab"]
+        vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+        (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ValueError, match="cannot draft for tiny-llama: it has another tokenizer") as error:
+        independent_drafter(tmp_path, model, 2)
+    assert "\n" not in str(error.value)
+
+
+def test_the_same_tokenizer_in_other_words_is_accepted(model, small):
+    """A fingerprint is of a file; what counts is what each id stands for."""
+    path = small / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=1))
+    about = json.loads((small / "tokenizer_config.json").read_text())
+    (small / "tokenizer_config.json").write_text(json.dumps(about | {"model_max_length": 77}))
+    independent_drafter(small, model, 2)
+
+
+def test_a_drafter_of_another_size_of_vocabulary_is_refused_before_compiling(model, small):
+    drafter, params = independent_drafter(small, model, 2)
+    other = Independent(specjax.models.TransformerConfig(17, 8, 1, 2), 2)
+    with pytest.raises(ValueError, match="17 tokens"):
+        model.generate(["the"], max_new_tokens=4, drafter=(other, params))
+    assert np.isfinite(model.generate(["the"], max_new_tokens=4, drafter=(drafter, params))[0].logprobs).all()
+
+
+def test_what_is_no_drafter_is_named(model, tmp_path):
+    with pytest.raises(ValueError, match="there is no folder .*nothing"):
+        saved_drafter(tmp_path / "nothing", model.model.config)
+    with pytest.raises(ValueError) as error:
+        saved_drafter(tmp_path, model.model.config)
+    assert "\n" not in str(error.value)
+
+
+def test_tokenizers_of_the_fixture_differ_as_named(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    assert write_tokenizer(tmp_path / "a", bos=True, merges=39) == write_tokenizer(tmp_path / "b")
