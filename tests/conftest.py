@@ -9,6 +9,11 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_opti
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("MPLBACKEND", "agg")
 
+# Compiling is most of the time of a run, so a later run takes what an earlier one compiled; deleting it is always safe.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path("~/.cache/specjax/tests").expanduser()))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
 import hypothesis
 import jax
 import jaxtyping
