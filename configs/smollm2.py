@@ -16,7 +16,13 @@ Prompts are about functions of the standard library (explain, complete, document
 that was stopped goes on when the same command is given again, and another family reuses the answers, also those of
 another run with --config.reuse=runs/smollm2.
 
-Cost on 2 CPU cores: one hour, planned as 12 minutes of answers, 40 of training and 6 of measuring.
+Cost on 2 CPU cores: 19 minutes of answers, 42 of training and 6 of measuring, the first two beside other programs (139
+trained tokens per second).
+
+Expect, of an EAGLE-3 head of 9.8M parameters, on 32 held-out prompts at temperature 0: τ 2.14 (95 % interval 2.02 to
+2.29; the measured τ of the timed prompts, 2.11, misses the 2.2 of the config) and, in float32 at γ = 3, a speed-up of
+1.18, as a verify of four tokens costs 1.6 steps here. At temperature 1: τ 1.69. While training, τ was 1.51, 1.70, 1.85,
+1.94 and 2.09 after 120 to 600 steps, still rising.
 """
 
 from ml_collections import ConfigDict, config_dict

@@ -12,7 +12,8 @@ Expect speed-ups at temperature 1 of 2.0 (independent), 1.33 (early exit), 1.31 
 1.06 (Medusa); at temperature 0 of 1.13 (n-gram) and 1.06 (independent); all others below 1, and hardly a tree above
 its chain. Overlap along held-out text 0.84 to 0.85 for the independent drafter, early exit and EAGLE at all depths,
 0.82 for Hydra, 0.81 falling to 0.79 for EAGLE-3, 0.48 falling to 0.39 for Medusa. The check that EAGLE-3's overlap
-falls less than EAGLE-1's is not met: on a target of three layers EAGLE-1's features hardly drift.
+falls less than EAGLE-1's is not met: on a target of three layers EAGLE-1's features hardly drift. (EAGLE-3 was
+measured before its features were scaled and its attention began at the own position.)
 """
 
 from ml_collections import ConfigDict

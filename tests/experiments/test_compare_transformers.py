@@ -3,6 +3,8 @@ with the library itself, where it is installed."""
 
 import collections
 import importlib.util
+import subprocess
+import sys
 import types
 
 import jax
@@ -288,6 +290,13 @@ def test_what_a_config_can_get_wrong(tmp_path, field, value, message):
     config[field] = value
     with pytest.raises(ValueError, match=message):
         compare_transformers.run(config, tmp_path)
+
+
+def test_the_peak_is_that_of_the_process_and_not_of_the_one_that_started_it():
+    large = np.ones(2**27)  # a gigabyte here, which a child that only asks for its own peak has not
+    script = "from experiments.loading_cost import peak_bytes; print(peak_bytes())"
+    done = subprocess.run([sys.executable, "-c", script], cwd=loading_cost.ROOT, capture_output=True, text=True)
+    assert 0 < int(done.stdout) < large.nbytes / 2 < loading_cost.peak_bytes()
 
 
 def test_a_failed_process_is_reported(tmp_path):
