@@ -140,7 +140,7 @@ def eagle3(settings: ConfigDict, target: LanguageModel, text: Text) -> Family:
     size, layers, width = settings.get("draft_vocab"), tuple(settings.feature_layers), 128
     some = text.train.tokens[: 16 * width]
     some = some[: len(some) // width * width].reshape(-1, width) if len(some) >= width else some[None]
-    scale = measure_feature_scale(target.config, target.params, some, layers)
+    scale = measure_feature_scale(target.config, target.params, jnp.asarray(some), layers)
     model = EagleConfig(target.config, 3, layers, d_ff=settings.d_ff, draft_vocab=size, feature_scale=scale)
     ids = None if size is None else most_frequent(text.train.tokens, size, target.config.vocab_size)
     return _eagle(settings, model, Eagle3Distillation(model, steps=settings.steps_ahead), target, ids)
