@@ -149,12 +149,13 @@ def test_speculative_answers_at_temperature_0_are_the_plain_ones(target, prompts
 @pytest.mark.parametrize("size", ["", "gpu"])
 def test_every_family_of_the_config_can_be_built_with_its_draft_lengths(size):
     config = smollm2_config.get_config(size)
-    shape = LanguageModel(TransformerConfig(600, 16, 30, 2, d_ff=32, context_length=64, tied_head=True), None)
+    small = TransformerConfig(600, 16, 30, 2, d_ff=32, context_length=64, tied_head=True)
+    target = LanguageModel.init(small, jax.random.key(0))
     tokens = np.random.default_rng(0).integers(1, 600, 2000).astype(np.int32)
     text = Text(ByteTokenizer(), TokenizedText(tokens, 0), TokenizedText(tokens, 0))
     config.family_settings.eagle3.draft_vocab = 300
     for name, settings in config.family_settings.items():
-        family = FAMILIES[name](settings, shape, text)
+        family = FAMILIES[name](settings, target, text)
         lengths = {pretrained_distillation.with_draft_length(family.chain, length) for length in (1, 2, 9)}
         found = {chain.draft_length for chain in lengths if chain is not None}
         assert found == {"block": set(), "medusa": {1, 2}, "hydra": {1, 2}}.get(name, {1, 2, 9}), name
