@@ -1,7 +1,5 @@
 """Everything that can be wrong with a call, found before anything is compiled."""
 
-import dataclasses
-
 import numpy as np
 
 from specjax.decoding.state import Decoder
@@ -125,8 +123,8 @@ def check_context(decoder: Decoder, lengths: np.ndarray, limits: np.ndarray) -> 
 
 def _difference(one, other) -> str:
     """The first field in which two configs differ."""
-    names = [field.name for field in dataclasses.fields(one) if getattr(one, field.name) != getattr(other, field.name)]
-    return f"its {names[0]} is {getattr(one, names[0])!r}, here it is {getattr(other, names[0])!r}"
+    name = one.differing_fields(other)[0]
+    return f"its {name} is {getattr(one, name)!r}, here it is {getattr(other, name)!r}"
 
 
 def check_penalties(penalties: Penalties, stop_ids: np.ndarray, limits: np.ndarray, vocab_size: int) -> None:

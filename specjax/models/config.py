@@ -165,3 +165,8 @@ class TransformerConfig:
         """The config of layers that read this model's features: rotary, norms before the sublayers, all of the text."""
         plain = dict(positions="rotary", norm_position="pre", sliding_window=None, sliding_layers=None, dropout=0.0)
         return dataclasses.replace(self, num_layers=num_layers, **(plain | changes))
+
+    def differing_fields(self, other: "TransformerConfig") -> list[str]:
+        """Names of the fields in which two configs differ."""
+        names = [field.name for field in dataclasses.fields(self)]
+        return [name for name in names if getattr(self, name) != getattr(other, name)]

@@ -1,6 +1,5 @@
 """A trained drafter on disk: its static description, feature layers and target included, and its parameters."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -54,17 +53,13 @@ def load_drafter(path, target: TransformerConfig | None = None) -> tuple[Drafter
     drafter.check_params(params)
     if target is None or drafter.target in (None, target):
         return drafter, params
-    differing = [name for name in _fields_that_differ(drafter.target, target) if name not in DTYPES]
+    differing = [name for name in drafter.target.differing_fields(target) if name not in DTYPES]
     if differing:
         raise ValueError(
             f"drafter {path} was trained on the features of another target (its {', '.join(differing)} differ); "
             "train it for this one"
         )
     return _cast(drafter, params, target)
-
-
-def _fields_that_differ(one: TransformerConfig, other: TransformerConfig) -> list[str]:
-    return [f.name for f in dataclasses.fields(one) if getattr(one, f.name) != getattr(other, f.name)]
 
 
 def _cast(drafter: Drafter, params: Any, target: TransformerConfig) -> tuple[Drafter, Any]:
