@@ -166,9 +166,8 @@ class _Adapter(nn.Module):
 
     @nn.compact
     def __call__(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
-        c, zeros = self.config, nn.initializers.zeros
-        linear = nn.Dense(c.d_model, dtype=c.dtype, param_dtype=c.param_dtype, kernel_init=zeros, name="linear")
-        return linear(make_norm(c, "norm")(hidden))
+        c = self.config
+        return make_dense(c, c.d_model, True, "linear", zero=True)(make_norm(c, "norm")(hidden))
 
 
 class _OwnHead(nn.Module):

@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax.models.cache import write
 from specjax.models.config import TransformerConfig
 from specjax.models.layers import make_dense, make_rms_norm
+from specjax.models.linear import product
 from specjax.models.positions import rotate
 
 
@@ -55,12 +56,12 @@ class Attention(nn.Module):
         q = q.reshape(batch, width, c.num_kv_heads, groups, c.head_dim).transpose(0, 2, 3, 1, 4)
         q = q.reshape(batch, c.num_kv_heads, groups * width, c.head_dim)
         scale = c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale
-        scores = jax.lax.dot_general(q, k, (((3,), (3,)), ((0, 1), (0, 1)))) * scale
+        scores = product(q, k, (((3,), (3,)), ((0, 1), (0, 1)))) * scale
         scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
         scores = scores.reshape(batch, c.num_kv_heads, groups, width, -1)
         scores = jnp.where(visible[:, None, None], scores, jnp.finfo(scores.dtype).min)
         weights = jax.nn.softmax(scores).reshape(batch, c.num_kv_heads, groups * width, -1)
-        out = jax.lax.dot_general(weights.astype(v.dtype), v, (((3,), (2,)), ((0, 1), (0, 1))))
+        out = product(weights.astype(v.dtype), v, (((3,), (2,)), ((0, 1), (0, 1))))
         out = out.reshape(batch, c.num_kv_heads, groups, width, c.head_dim).transpose(0, 3, 1, 2, 4)
         out = out.reshape(batch, width, c.num_heads * c.head_dim)
         return make_dense(c, c.d_model, c.attention_bias, "output")(out), cached

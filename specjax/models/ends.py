@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from specjax.models.config import TransformerConfig
 from specjax.models.layers import make_dense, make_norm, scale_embeddings
+from specjax.models.linear import attend_to_table
 
 
 def embed(config: TransformerConfig, params, tokens: Int[Array, "*B"]) -> Float[Array, "*B D"]:
@@ -37,5 +38,5 @@ def head(config: TransformerConfig, params, normalised: Float[Array, "*B D"]) ->
     """The model's logits from the output of its final norm."""
     if config.tied_head:
         table = jnp.asarray(params["embedding"]["embedding"], config.dtype)
-        return normalised.astype(config.dtype) @ table.T
+        return attend_to_table(normalised.astype(config.dtype), table)
     return make_dense(config, config.vocab_size, config.head_bias, None).apply({"params": params["head"]}, normalised)

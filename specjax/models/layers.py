@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from specjax.models.config import TransformerConfig
+from specjax.models.linear import product
 
 
 def make_norm(config: TransformerConfig, name: str | None) -> nn.Module:
@@ -45,9 +46,16 @@ def scale_embeddings(config: TransformerConfig, embedded: Float[Array, "*B D"]) 
     return embedded * jnp.asarray(config.embedding_scale, embedded.dtype)
 
 
-def make_dense(config: TransformerConfig, features: int, use_bias: bool, name: str | None) -> nn.Dense:
-    """A linear layer; the kernel is [in, out], which is faster than [out, in] at widths above one."""
-    init = nn.initializers.normal(0.02)
+def make_dense(
+    config: TransformerConfig, features: int, use_bias: bool, name: str | None, *, zero: bool = False
+) -> nn.Dense:
+    """A linear layer, `zero` at the start or random; the kernel is [in, out], faster than [out, in] above one row."""
     return nn.Dense(
-        features, use_bias=use_bias, dtype=config.dtype, param_dtype=config.param_dtype, kernel_init=init, name=name
+        features,
+        use_bias=use_bias,
+        dtype=config.dtype,
+        param_dtype=config.param_dtype,
+        kernel_init=nn.initializers.zeros if zero else nn.initializers.normal(0.02),
+        dot_general=product,
+        name=name,
     )

@@ -17,9 +17,9 @@ class Update(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*B F"]) -> Float[Array, "*B D"]:
         if self.hidden_width is None:
-            return nn.silu(_zero_dense(self.config, "update")(x))
+            return nn.silu(make_dense(self.config, self.config.d_model, False, "update", zero=True)(x))
         hidden = nn.silu(make_dense(self.config, self.hidden_width, False, "up")(x))
-        return _zero_dense(self.config, "down")(hidden)
+        return make_dense(self.config, self.config.d_model, False, "down", zero=True)(hidden)
 
 
 class PredictionHead(nn.Module):
@@ -56,18 +56,7 @@ class PredictionHead(nn.Module):
             if i == 0 and path is not None:
                 path = make_norm(c, "path_norm")(path)
                 seen = jnp.concatenate([feature, path.reshape(*path.shape[:-2], -1)], -1)
-                x = feature + _zero_dense(c, "mix")(seen) + update(seen)
+                x = feature + make_dense(c, c.d_model, False, "mix", zero=True)(seen) + update(seen)
             else:
                 x = x + update(x)
         return make_dense(c, c.vocab_size, c.head_bias, "output")(x) if self.own_output else x
-
-
-def _zero_dense(config, name):
-    return nn.Dense(
-        config.d_model,
-        use_bias=False,
-        dtype=config.dtype,
-        param_dtype=config.param_dtype,
-        kernel_init=nn.initializers.zeros,
-        name=name,
-    )

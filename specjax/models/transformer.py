@@ -13,6 +13,7 @@ from specjax.models.attention import Attention
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
 from specjax.models.layers import make_dense, make_norm, scale_embeddings
+from specjax.models.linear import attend_to_table
 from specjax.models.param_check import check_params_against
 from specjax.models.positions import sinusoidal
 
@@ -149,7 +150,7 @@ class Transformer(nn.Module):
         if c.final_norm:
             x = make_norm(c, "final_norm")(x)
         if c.tied_head:
-            logits = embedding.attend(x)
+            logits = attend_to_table(x, embedding.embedding.astype(x.dtype))
         else:
             logits = make_dense(c, c.vocab_size, c.head_bias, "head")(x)
         chosen = jnp.concatenate([features[i] for i in feature_layers], -1) if feature_layers else None
