@@ -34,7 +34,7 @@ def get_config() -> ConfigDict:
 
     config.drafters = ("ngram", "suffix")  # some of drafter_settings
     config.drafter_settings = drafter_settings()
-    config.trained = ("saved",)  # of these, the ones whose τ is checked
+    config.trained = ("saved", "eagle_suffix")  # of these, the ones whose τ is checked
     config.prompt_lookup = (10,)  # prompt_lookup_num_tokens there
 
     config.prompt_kinds = ("complete", "document")

@@ -30,7 +30,8 @@ def get_config() -> ConfigDict:
     config.raw = False  # continue the prompt as plain text, without the chat template
     config.system = ""  # system message
 
-    # "none", "ngram", "suffix", "saved" (path: a trained drafter's folder) or "independent" (path: a smaller model with
+    # "none", "ngram", "suffix", "saved" (path: a trained drafter's folder), "eagle_suffix" (path: that of an EAGLE
+    # chain, which copies what repeats, as suffix matching does) or "independent" (path: a smaller model with
     # the same tokenizer). Without a draft length a saved drafter keeps its own, and the others draft 8 or 4 tokens.
     config.drafter = ConfigDict(dict(kind="ngram", path="", draft_length=config_dict.placeholder(int), max_match=3))
     config.verifier = ""  # empty: greedy at temperature 0, else token; multi_round for trees

@@ -49,6 +49,7 @@ def drafter_settings() -> ConfigDict:
         ("ngram", "", 8, 3),
         ("suffix", "", 8, 16),
         ("saved", "", None, 3),
+        ("eagle_suffix", "", None, 3),
         ("independent", "", 4, 3),
     ):
         settings[name] = ConfigDict(

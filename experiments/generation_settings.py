@@ -8,13 +8,14 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from specjax.data.prompts import PromptFiles
-from specjax.drafters import NGram, Suffix
+from specjax.drafters import EagleSuffix, NGram, Suffix
 from specjax.penalties import Penalties
 from specjax.pretrained import Pretrained, independent_drafter, saved_drafter
 from specjax.sampling import Sampling
 from specjax.verifiers import VERIFIERS
 
-DRAFTERS = ("none", "ngram", "suffix", "saved", "independent")
+FROM_A_FOLDER = ("saved", "eagle_suffix", "independent")
+DRAFTERS = ("none", "ngram", "suffix", *FROM_A_FOLDER)
 MODES = ("prompt", "file", "chat")
 
 
@@ -42,7 +43,7 @@ def options_of(config: ConfigDict) -> dict:
         raise ValueError(f"dtype must be float32, bfloat16 or float16; got {config.dtype!r}") from None
     if config.drafter.kind not in DRAFTERS:
         raise ValueError(f"drafter.kind must be one of {', '.join(DRAFTERS)}; got {config.drafter.kind!r}")
-    if config.drafter.kind in ("saved", "independent") and not config.drafter.path:
+    if config.drafter.kind in FROM_A_FOLDER and not config.drafter.path:
         raise ValueError(f"drafter.kind {config.drafter.kind} needs a folder: --config.drafter.path=PATH")
     if config.verifier and config.verifier not in VERIFIERS:
         raise ValueError(f"verifier must be one of {', '.join(VERIFIERS)}; got {config.verifier!r}")
@@ -65,6 +66,9 @@ def make_drafter(settings: ConfigDict, target: Pretrained) -> Any:
         return Suffix(8 if length is None else length)
     if settings.kind == "saved":
         return saved_drafter(settings.path, target.model.config, length)
+    if settings.kind == "eagle_suffix":
+        drafter, params = saved_drafter(settings.path, target.model.config, length)
+        return EagleSuffix.of(drafter), params
     if settings.kind == "independent":
         return independent_drafter(settings.path, target, 4 if length is None else length)
     return None

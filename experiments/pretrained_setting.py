@@ -9,7 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from experiments.decoding_speed import gap_where_texts_part
-from experiments.generation_settings import DRAFTERS
+from experiments.generation_settings import DRAFTERS, FROM_A_FOLDER
 from specjax.models import LanguageModel
 from specjax.pretrained import Pretrained
 from specjax.pretrained.drafters import with_params
@@ -54,7 +54,7 @@ def check_drafters(config: ConfigDict) -> None:
         kind, path = config.drafter_settings[name].kind, config.drafter_settings[name].path
         if kind not in DRAFTERS:
             raise ValueError(f"drafter_settings.{name}.kind must be one of {', '.join(DRAFTERS)}; got {kind!r}")
-        if kind in ("saved", "independent") and not path:
+        if kind in FROM_A_FOLDER and not path:
             raise ValueError(f"drafter {name} is read from a folder: --config.drafter_settings.{name}.path=PATH")
 
 

@@ -4,6 +4,7 @@ from specjax.drafters.adaptive import Adaptive
 from specjax.drafters.block import BlockDrafter
 from specjax.drafters.eagle import Eagle
 from specjax.drafters.eagle_dynamic import EagleDynamic
+from specjax.drafters.eagle_suffix import EagleSuffix
 from specjax.drafters.eagle_tree import EagleTree
 from specjax.drafters.early_exit import EarlyExit
 from specjax.drafters.empty import Empty
@@ -20,6 +21,7 @@ DRAFTERS = {
     "block": BlockDrafter,
     "eagle": Eagle,
     "eagle_dynamic": EagleDynamic,
+    "eagle_suffix": EagleSuffix,
     "eagle_tree": EagleTree,
     "early_exit": EarlyExit,
     "empty": Empty,
@@ -38,6 +40,7 @@ __all__ = [
     "BlockDrafter",
     "Eagle",
     "EagleDynamic",
+    "EagleSuffix",
     "EagleTree",
     "EarlyExit",
     "Empty",

@@ -3,7 +3,7 @@
 import dataclasses
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from specjax.drafters.arguments import check_draft_length, check_matches
 from specjax.drafters.corpus_index import check_corpus_index, longest_in_corpus, spread_over
@@ -81,9 +81,14 @@ class Suffix:
         return None
 
     def propose(self, params, state, context, noise):
+        tokens, valid, _ = self.continuation(params, context)
+        return Proposal(tokens, None, valid, self.topology, FIXED), state, context.target_cache
+
+    def continuation(self, params, context) -> tuple[Int[Array, "B N"], Bool[Array, "B N"], Float[Array, "B N"]]:
+        """(tokens, which of them are drafted, their scores): what mostly followed, from the committed text alone."""
         read, voting = self._occurrences(params, context)
         score = jnp.ones(context.length.shape, jnp.float32)
-        tokens, valid = [], []
+        drafted = []
         for step in range(self.draft_length):
             following, exists = read(step)
             voting &= exists
@@ -92,10 +97,8 @@ class Suffix:
             score = score * votes / jnp.maximum(total, 1)
             keep = (total > 0) & (score >= self.min_score)
             voting &= (following == token) & keep[:, None]
-            tokens.append(token[:, 0])
-            valid.append(keep)
-        proposal = Proposal(jnp.stack(tokens, 1), None, jnp.stack(valid, 1), self.topology, FIXED)
-        return proposal, state, context.target_cache
+            drafted.append((token[:, 0], keep, score))
+        return tuple(jnp.stack(column, 1) for column in zip(*drafted, strict=True))
 
     def commit(self, params, state, committed):
         return state

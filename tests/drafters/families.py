@@ -18,6 +18,7 @@ from specjax.drafters import Adaptive, BlockDrafter, EarlyExit, Hydra, Independe
 from specjax.drafters.corpus_index import build_corpus_index
 from specjax.drafters.eagle import Eagle
 from specjax.drafters.eagle_dynamic import EagleDynamic
+from specjax.drafters.eagle_suffix import EagleSuffix
 from specjax.drafters.eagle_tree import EagleTree
 from specjax.drafters.lookahead import Lookahead
 from specjax.drafters.ngram import NGram
@@ -32,9 +33,7 @@ BUSHY = Topology.from_paths([(0, 0, 0), (0, 1), (1, 0)])  # 6 nodes: unequal bra
 
 
 def target_config(vocab_size: int) -> TransformerConfig:
-    return TransformerConfig(
-        vocab_size, 8, 3, 2, num_kv_heads=1, d_ff=16, context_length=64, tied_head=False, **DOUBLE
-    )
+    return TransformerConfig(vocab_size, 8, 3, 2, num_kv_heads=1, d_ff=16, context_length=64, tied_head=False, **DOUBLE)
 
 
 def make_target(vocab_size: int) -> LanguageModel:
@@ -48,17 +47,14 @@ def spread(tree: Any, by: float, seed: int) -> Any:
     keys = jax.random.split(jax.random.key(seed), len(leaves))
     floating = lambda x: np.issubdtype(np.dtype(x.dtype), np.floating)  # noqa: E731
     moved = [
-        x + by * jax.random.normal(k, x.shape, x.dtype) if floating(x) else x
-        for x, k in zip(leaves, keys, strict=True)
+        x + by * jax.random.normal(k, x.shape, x.dtype) if floating(x) else x for x, k in zip(leaves, keys, strict=True)
     ]
     return jax.tree.unflatten(structure, moved)
 
 
 def independent_model(target: LanguageModel) -> LanguageModel:
     """A drafter that shares the target's ends: it often agrees without being equal."""
-    config = TransformerConfig(
-        target.config.vocab_size, 8, 1, 2, d_ff=16, context_length=64, tied_head=False, **DOUBLE
-    )
+    config = TransformerConfig(target.config.vocab_size, 8, 1, 2, d_ff=16, context_length=64, tied_head=False, **DOUBLE)
     model = LanguageModel.init(config, jax.random.key(2))
     model.params.update({name: x for name, x in target.params.items() if not name.startswith("layer_")})
     return spread(model, 0.25, 4)
@@ -163,12 +159,19 @@ def eagle_dynamic(target: LanguageModel) -> tuple[Drafter, Any]:
     return drafter, spread(drafter.init_params(jax.random.key(5)), 0.2, 6)
 
 
+def eagle_suffix(target: LanguageModel) -> tuple[Drafter, Any]:
+    """Copies in about every second round."""
+    drafter = EagleSuffix(EagleConfig(target.config), Suffix(4, max_match=3), steps=2, min_expected=1.0)
+    return drafter, spread(drafter.init_params(jax.random.key(5)), 0.2, 6)
+
+
 FAMILIES: dict[str, Callable[[LanguageModel], tuple[Drafter, Any]]] = {
     "adaptive": adaptive,
     "block": block,
     "eagle": eagle,
     "eagle_dynamic": eagle_dynamic,
     "eagle_reduced": eagle_reduced,
+    "eagle_suffix": eagle_suffix,
     "eagle_tree": eagle_tree,
     "early_exit": early_exit,
     "early_exit_trained": early_exit_trained,

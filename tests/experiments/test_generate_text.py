@@ -273,6 +273,7 @@ def bad(**changes):
         (bad(batch_size=0), "batch_size of at least 1"),
         (bad(drafter={"kind": "ngrm"}), "drafter.kind must be one of none, ngram"),
         (bad(drafter={"kind": "saved"}), "needs a folder: --config.drafter.path"),
+        (bad(drafter={"kind": "eagle_suffix"}), "needs a folder: --config.drafter.path"),
         (bad(drafter={"kind": "saved", "path": "nowhere"}), "there is no folder nowhere"),
         (bad(drafter={"draft_length": 0}), "draft_length must be at least 1; got 0"),
         (bad(sampling={"temperature": -1.0}), "temperature must be a finite number >= 0"),

@@ -5,9 +5,11 @@ import json
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 import specjax
-from specjax.drafters import Eagle, Empty, Independent, Medusa, NGram
+from experiments.generation_settings import make_drafter
+from specjax.drafters import Eagle, EagleSuffix, Empty, Independent, Medusa, NGram
 from specjax.models.eagle_layer import EagleConfig
 from specjax.pretrained import independent_drafter, saved_drafter
 from specjax.pretrained.drafters import with_params
@@ -50,6 +52,19 @@ def test_a_saved_drafter_is_read_from_its_folder(model, saved):
     assert plain.tokens.tolist() == drafted.tokens.tolist() and drafted.counts.drafted[0] > 0
     assert saved_drafter(saved, model.model.config)[0].draft_length == 3
     assert saved_drafter(saved, model.model.config, draft_length=5)[0].draft_length == 5
+
+
+def test_a_saved_chain_that_also_copies(model, saved):
+    """As generate, spec_bench and compare_transformers build it."""
+    settings = ConfigDict(dict(kind="eagle_suffix", path=str(saved), draft_length=2, max_match=3))
+    drafter, params = make_drafter(settings, model)
+    assert isinstance(drafter, EagleSuffix) and (drafter.steps, drafter.draft_length) == (2, 10)
+    text = "the cat sat on the mat and ate the rat; the cat sat"
+    plain, copied = (
+        model.generate([text], max_new_tokens=24, sampling=GREEDY, drafter=one)[0] for one in (None, (drafter, params))
+    )
+    assert plain.tokens.tolist() == copied.tokens.tolist()
+    assert copied.counts.drafted[0] > 2 * copied.counts.rounds[0]  # more than the network drafts alone
 
 
 def test_heads_cannot_draft_deeper_than_they_are(model, tmp_path):
