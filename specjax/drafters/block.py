@@ -39,6 +39,7 @@ class BlockDrafter:
         num_layers: layers of the drafter.
         feature_layers: layers of the target whose outputs it reads, low to high; the paper spreads five of them evenly.
         draft_length: γ >= 1; the paper's block of 16 is γ = 15.
+        qk_norm: norms on the queries and keys of its layers, as the paper's have (None: as the target).
 
     Raises:
         ValueError: a number outside its range, or feature layers that repeat or that the target does not have.
@@ -48,6 +49,7 @@ class BlockDrafter:
     num_layers: int
     feature_layers: tuple[int, ...]
     draft_length: int
+    qk_norm: bool | None = None
 
     siblings = IID
     context_length = None
@@ -66,7 +68,8 @@ class BlockDrafter:
     @property
     def config(self) -> TransformerConfig:
         """Of the drafter's layers: pre-norm and rotary, whatever the target's are."""
-        return self.target.for_drafting_layers(self.num_layers, final_norm=True, remat=False)
+        qk_norm = self.target.qk_norm if self.qk_norm is None else self.qk_norm
+        return self.target.for_drafting_layers(self.num_layers, final_norm=True, remat=False, qk_norm=qk_norm)
 
     @property
     def module(self) -> BlockTransformer:

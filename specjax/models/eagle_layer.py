@@ -56,6 +56,8 @@ class EagleConfig:
             under "draft_to_target".
         feature_scale: what each layer's features are divided by before they are fused (version 3; None: 1). Those of a
             pretrained target grow with depth to sizes beside which an embedding vanishes; see `measure_feature_scale`.
+        input_norm: a norm before attention (version 1). The published layer has none, and only that one can be saved
+            for vLLM.
 
     Raises:
         ValueError: a value outside its range, or one that the version does not know.
@@ -69,6 +71,7 @@ class EagleConfig:
     d_ff: int | None = None
     draft_vocab: int | None = None
     feature_scale: tuple[float, ...] | None = None
+    input_norm: bool = True
 
     def __post_init__(self):
         depth = self.target.num_layers
@@ -91,6 +94,8 @@ class EagleConfig:
                     f"feature_scale must be {len(self.feature_layers)} positive numbers, one per feature layer, and is "
                     f"for version 3; got {self.feature_scale} with version {self.version}"
                 )
+        if self.version == 3 and not self.input_norm:
+            raise ValueError("version 3 always has its two norms before attention; leave input_norm out")
         if self.draft_vocab is not None:
             if self.version == 1:
                 raise ValueError("version 1 drafts with the target's head and vocabulary; leave draft_vocab out")
@@ -100,7 +105,7 @@ class EagleConfig:
 
     @functools.cached_property
     def layer(self) -> TransformerConfig:
-        """Architecture of the one layer. It always has rotary positions and norms before its sublayers."""
+        """Architecture of the one layer. It always has rotary positions, and pre-norms but for `input_norm`."""
         t = self.target
         heads = t.num_heads if self.num_heads is None else self.num_heads
         shared = heads == t.num_heads
@@ -228,7 +233,7 @@ class EagleConfig:
 
     @property
     def _module(self) -> nn.Module:
-        return Layer1(self.layer) if self.version == 1 else Layer3(self.layer)
+        return Layer1(self.layer, self.input_norm) if self.version == 1 else Layer3(self.layer)
 
     def _init_layer(self, key):
         d, one = self.target.d_model, jnp.zeros((1, 1), jnp.int32)

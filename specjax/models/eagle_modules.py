@@ -14,10 +14,11 @@ class Layer1(nn.Module):
     """EAGLE-1's: a linear map of feature and embedding side by side, and a decoder layer."""
 
     config: TransformerConfig
+    input_norm: bool = True
 
     def setup(self):
         self.join = make_dense(self.config, self.config.d_model, False, None)
-        self.block = Block(self.config)
+        self.block = Block(self.config, input_norm=self.input_norm)
 
     def __call__(
         self, features: Float[Array, "B T D"], embedded: Float[Array, "B T D"], cached, length, positions, mask

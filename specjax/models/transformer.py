@@ -40,12 +40,14 @@ class Block(nn.Module):
 
     config: TransformerConfig
     sliding: bool = False
+    input_norm: bool = True
 
     @nn.compact
     def __call__(self, x, cached, length, positions, mask, train: bool):
         c = self.config
         drop = nn.Dropout(c.dropout, deterministic=not train)
-        attention_norm, mlp_norm = make_norm(c, "attention_norm"), make_norm(c, "mlp_norm")
+        attention_norm = make_norm(c, "attention_norm") if self.input_norm else lambda x: x
+        mlp_norm = make_norm(c, "mlp_norm")
         attention, mlp = Attention(c, self.sliding, name="attention"), MLP(c, name="mlp")
         if c.norm_position != "post":
             after = lambda name, out: make_norm(c, name)(out) if c.norm_position == "sandwich" else out  # noqa: E731

@@ -1,8 +1,8 @@
 """Trained drafters in the layout that vLLM serves, in and out: a folder of config.json and model.safetensors.
 
-EAGLE-3 and block heads are written in vLLM's `speculators` format (types "eagle3" and "dflash"), Medusa's in the layout
-of vLLM's own Medusa, as that format documents none. What is written there is the same function as here, or nothing is
-written and the error names the field. In particular:
+EAGLE and block heads are written in vLLM's `speculators` format (types "eagle", "eagle3" and "dflash"), Medusa's in the
+layout of vLLM's own Medusa, as that format documents none. What is written there is the same function as here, or
+nothing is written and the error names the field. In particular:
 
     feature layers    the ids count as ours do: k is what goes into block k (from 0), the k-th block's output. vLLM
                       collects them low to high; ids 0 and the last need a model of its that collects these two
@@ -10,10 +10,11 @@ written and the error names the field. In particular:
                       `norm_before_residual`, `norm_before_fc`, `fc_norm` and `norm_output` are false. The embedding is
                       the target's and not in the file. `d2t` holds the target's id minus the draft id, `t2d` which of
                       the target's ids are drafted, so the ids must rise
-    EAGLE-1           is refused: the network here has a norm before attention, the format's has none
+    EAGLE-1           the format's layer has no norm before attention: only `input_norm=False` can be saved. Of
+                      the speculators types, vLLM itself serves "eagle3" and "dflash"; "eagle" is the library's
     biases            one switch stands for queries, keys, values and output; those that a network has not are zeros
-    block drafter     Qwen3 layers, so qk_norm is needed. The mask is a row of an embedding table in the file, otherwise
-                      the target's: that of `mask_token_id`, which must be a token that no text contains
+    block drafter     Qwen3 layers: its qk_norm must be on. The mask is a row of an embedding table in the file,
+                      otherwise the target's: that of `mask_token_id`, which must be a token that no text contains
     Medusa            heads without an output matrix of their own take the target's with them in the file
 
 Not in the format: rotary positions over part of a head, embeddings that are scaled, norms with an offset, biases of the
@@ -55,7 +56,7 @@ EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 
 def save_speculator(
-    path, drafter, params: Any, verifier_name: str, *, target_params: Any = None, mask_token_id: int | None = None
+    path, drafter, params: Any, target_name: str, *, target_params: Any = None, mask_token_id: int | None = None
 ) -> None:
     """Writes a drafter and its parameters to the folder `path`, bit for bit and in their own dtype.
 
@@ -63,9 +64,9 @@ def save_speculator(
 
     Args:
         path: the folder, made if it is not there.
-        drafter: an EAGLE-3 drafter, Medusa or BlockDrafter.
+        drafter: Eagle, EagleTree, EagleDynamic, Medusa or BlockDrafter.
         params: its parameters.
-        verifier_name: name on the hub, or path, of the target.
+        target_name: name on the hub, or path, of the target.
         target_params: of the target; needed for a table that the file must hold: a block drafter's embedding, and the
             output head of Medusa heads without one.
         mask_token_id: for a block drafter, a token that texts do not contain.
@@ -73,7 +74,7 @@ def save_speculator(
     Raises:
         ValueError: a family or network that the layout has not, parameters of another drafter, or a missing argument.
     """
-    config = write_config(drafter, verifier_name, mask_token_id)
+    config = write_config(drafter, target_name, mask_token_id)
     drafter.check_params(params)
     if isinstance(drafter, EagleDrafter):
         model, params = drafter.model.without_scale(params)

@@ -1,5 +1,6 @@
 """The config.json of a speculator: written for a drafter, and a drafter made from it.
 
+    EAGLE-1        speculators_model_type "eagle", its layer as a Llama layer
     EAGLE-3        speculators_model_type "eagle3", its layer as a Llama layer (a Qwen3 layer with qk_norm)
     block drafter  speculators_model_type "dflash", its layers as Qwen3 layers
     Medusa         vLLM's own medusa config: the speculators format documents no type for it
@@ -36,23 +37,23 @@ _SIZES = ("num_heads", "num_kv_heads", "d_ff")
 _OF_TARGET = {"hidden_size": "d_model", "vocab_size": "vocab_size", "num_hidden_layers": "num_layers"}
 
 
-def write_config(drafter, verifier_name: str, mask_token_id: int | None) -> dict:
+def write_config(drafter, target_name: str, mask_token_id: int | None) -> dict:
     """The config.json of a drafter.
 
     Args:
         drafter: what it describes.
-        verifier_name: name or path of the target.
+        target_name: name or path of the target.
         mask_token_id: of a block drafter, the token whose embedding is the mask's.
 
     Raises:
         ValueError: the layout has no such network; the message names the field.
     """
     if isinstance(drafter, Medusa):
-        return _write_medusa(drafter, verifier_name)
+        return _write_medusa(drafter, target_name)
     if isinstance(drafter, BlockDrafter):
-        return _write_block(drafter, verifier_name, mask_token_id)
-    if isinstance(drafter, EagleDrafter):
-        return _write_eagle3(drafter, verifier_name)
+        return _write_block(drafter, target_name, mask_token_id)
+    if type(drafter).__name__ in EAGLES:
+        return (_write_eagle1 if drafter.model.version == 1 else _write_eagle3)(drafter, target_name)
     raise ValueError(
         f"{type(drafter).__name__} has no speculators layout; known are {', '.join(EAGLES)}, Medusa and BlockDrafter"
     )
@@ -65,7 +66,7 @@ def read_config(config: dict, target: TransformerConfig) -> EagleDrafter | Medus
         ValueError: an unknown kind, another target, or something that the networks here do not have.
     """
     kind = config.get("speculators_model_type", config.get("model_type"))
-    readers = {"eagle3": _read_eagle3, "dflash": _read_block, "medusa": _read_medusa}
+    readers = {"eagle": _read_eagle1, "eagle3": _read_eagle3, "dflash": _read_block, "medusa": _read_medusa}
     if kind not in readers:
         raise ValueError(f"speculators_model_type {kind!r} is not supported; known are {', '.join(readers)}")
     try:
@@ -77,17 +78,45 @@ def read_config(config: dict, target: TransformerConfig) -> EagleDrafter | Medus
         raise ValueError(f"{kind} config is incomplete or not of its form: {error!r}") from None
 
 
-def _write_eagle3(drafter: EagleDrafter, verifier_name: str) -> dict[str, Any]:
-    model, layers = drafter.model, drafter.feature_layers
-    if model.version == 1:
+def _write_eagle1(drafter: EagleDrafter, target_name: str) -> dict[str, Any]:
+    model = drafter.model
+    if model.input_norm:
         raise ValueError(
-            "EagleConfig.version 1 cannot be saved: its layer has a norm before attention (attention_norm), which the "
-            "layer of speculators_model_type 'eagle' has not; train version 3"
+            "input_norm: version 1 can be saved without a norm before attention only, as the format's layer has none; "
+            "train EagleConfig(input_norm=False), or version 3"
         )
+    return _speculators("eagle", "EagleSpeculator", drafter, target_name) | dict(
+        architectures=["EagleSpeculator", "LlamaDecoderLayer"],
+        transformer_layer_architecture="LlamaDecoderLayer",
+        transformer_layer_config=write_layer(_eagle1_layer(model), LLAMA),
+        layernorms=False,
+        fusion_bias=False,
+        **{OURS: own_fields(drafter) | {size: getattr(model, size) for size in _SIZES}},
+    )
+
+
+def _read_eagle1(config: dict, target: TransformerConfig) -> EagleDrafter:
+    for switch in ("layernorms", "fusion_bias"):
+        if config.get(switch):
+            raise ValueError(f"{switch} must be false: the EAGLE-1 here has none; got {config[switch]!r}")
+    found, own = read_layer(config["transformer_layer_config"], LLAMA), config.get(OURS, {})
+    sizes = {size: own[size] if own else _unless_default(size, found, target) for size in _SIZES}
+    model = EagleConfig(target, 1, input_norm=False, **sizes)
+    same_layer(found, read_layer(write_layer(_eagle1_layer(model), LLAMA), LLAMA))
+    return rebuild(EAGLES[own["family"]], own, model=model) if own else Eagle(model, _drafted(config))
+
+
+def _eagle1_layer(model: EagleConfig) -> TransformerConfig:
+    biased = model.layer.qkv_bias or model.layer.attention_bias
+    return dataclasses.replace(model.layer, final_norm=True, qkv_bias=biased, attention_bias=biased)
+
+
+def _write_eagle3(drafter: EagleDrafter, target_name: str) -> dict[str, Any]:
+    model, layers = drafter.model, drafter.feature_layers
     if len(layers) != 3 or not layers[0] < layers[1] < layers[2]:
         raise ValueError(f"feature_layers must be 3 layers, low to high, as vLLM collects them; got {layers}")
     layer, architecture = _eagle3_layer(model)
-    return _speculators("eagle3", "Eagle3Speculator", drafter, verifier_name) | dict(
+    return _speculators("eagle3", "Eagle3Speculator", drafter, target_name) | dict(
         transformer_layer_config=write_layer(layer, architecture),
         draft_vocab_size=model.num_draft_tokens,
         target_hidden_size=None,
@@ -113,9 +142,7 @@ def _read_eagle3(config: dict, target: TransformerConfig) -> EagleDrafter:
     if kind != architecture:
         raise ValueError(f"its layer is of {architecture}, where drafters of this target have one of {kind}")
     same_layer(found, read_layer(write_layer(wanted, kind), kind))
-    if own:
-        return rebuild(EAGLES[own["family"]], own, model=model)
-    return Eagle(model, _drafted(config))
+    return rebuild(EAGLES[own["family"]], own, model=model) if own else Eagle(model, _drafted(config))
 
 
 def _eagle3_layer(model: EagleConfig) -> tuple[TransformerConfig, str]:
@@ -137,7 +164,7 @@ def _unless_default(size: str, found: TransformerConfig, target: TransformerConf
     return None if value == getattr(target, size) else value
 
 
-def _write_block(drafter: BlockDrafter, verifier_name: str, mask_token_id: int | None) -> dict[str, Any]:
+def _write_block(drafter: BlockDrafter, target_name: str, mask_token_id: int | None) -> dict[str, Any]:
     layers = drafter.feature_layers
     if list(layers) != sorted(layers):
         raise ValueError(f"feature_layers must stand low to high, as vLLM collects them; got {layers}")
@@ -146,7 +173,7 @@ def _write_block(drafter: BlockDrafter, verifier_name: str, mask_token_id: int |
             f"mask_token_id must be a token, 0 to {drafter.vocab_size - 1}, that texts do not contain; got "
             f"{mask_token_id}"
         )
-    return _speculators("dflash", "DFlashSpeculator", drafter, verifier_name) | dict(
+    return _speculators("dflash", "DFlashSpeculator", drafter, target_name) | dict(
         transformer_layer_config=write_layer(_block_layers(drafter), QWEN3),
         draft_vocab_size=drafter.vocab_size,
         target_hidden_size=None,
@@ -156,7 +183,7 @@ def _write_block(drafter: BlockDrafter, verifier_name: str, mask_token_id: int |
         sample_from_anchor=False,
         sliding_window_non_causal=False,
         projector_type="dflash",
-        **{OURS: {"family": BlockDrafter.__name__}},
+        **{OURS: {"family": BlockDrafter.__name__, "qk_norm": drafter.qk_norm}},
     )
 
 
@@ -169,7 +196,8 @@ def _read_block(config: dict, target: TransformerConfig) -> BlockDrafter:
             raise ValueError(f"{key} {config[key]!r} is not supported; only {value!r} is")
     found = read_layer(config["transformer_layer_config"], QWEN3)
     layers = tuple(config["aux_hidden_state_layer_ids"])
-    drafter = BlockDrafter(target, found.num_layers, layers, config["block_size"] - 1)
+    qk_norm = config.get(OURS, {}).get("qk_norm", None if target.qk_norm else True)
+    drafter = BlockDrafter(target, found.num_layers, layers, config["block_size"] - 1, qk_norm)
     same_layer(found, read_layer(write_layer(_block_layers(drafter), QWEN3), QWEN3))
     return drafter
 
@@ -180,7 +208,7 @@ def _block_layers(drafter: BlockDrafter) -> TransformerConfig:
     return dataclasses.replace(c, tied_head=False, qkv_bias=biased, attention_bias=biased)
 
 
-def _write_medusa(drafter: Medusa, verifier_name: str) -> dict[str, Any]:
+def _write_medusa(drafter: Medusa, target_name: str) -> dict[str, Any]:
     target = drafter.target
     for field, value in (("hidden_width", drafter.hidden_width), ("head_bias", target.head_bias or None)):
         if value is not None:
@@ -196,7 +224,7 @@ def _write_medusa(drafter: Medusa, verifier_name: str) -> dict[str, Any]:
         num_hidden_layers=drafter.num_blocks,
         original_lm_head=not drafter.own_output,
         medusa_fc_bias=False,
-        verifier=verifier(verifier_name, target),
+        verifier=verifier(target_name, target),
         **{OURS: own_fields(drafter)},
     )
 
@@ -217,7 +245,7 @@ def _read_medusa(config: dict, target: TransformerConfig) -> Medusa:
     )
 
 
-def _speculators(kind: str, architecture: str, drafter, verifier_name: str) -> dict[str, Any]:
+def _speculators(kind: str, architecture: str, drafter, target_name: str) -> dict[str, Any]:
     """What every speculator has in common."""
     greedy = dict(
         proposal_type="greedy", speculative_tokens=drafter.draft_length, verifier_accept_k=1, accept_tolerance=0.0
@@ -230,7 +258,7 @@ def _speculators(kind: str, architecture: str, drafter, verifier_name: str) -> d
             algorithm=kind,
             default_proposal_method="greedy",
             proposal_methods=[greedy],
-            verifier=verifier(verifier_name, drafter.target),
+            verifier=verifier(target_name, drafter.target),
         ),
     )
 

@@ -24,18 +24,26 @@ class Entry:
         path: in the parameter tree, "a/b/c"; None for a bias that the layout asks for and the network does not have:
             zeros, which do not change the function.
         shape: in the file.
+        swapped: whether the two halves that a weight reads stand the other way round in the file.
     """
 
     name: str
     path: str | None
     shape: tuple[int, ...]
+    swapped: bool = False
+
+    def swap(self, array: np.ndarray) -> np.ndarray:
+        """A weight of the file with its halves as here, or the way back."""
+        return np.roll(array, self.shape[1] // 2, 1) if self.swapped else array
 
 
 def entries(drafter: EagleDrafter | Medusa | BlockDrafter) -> list[Entry]:
     """Every tensor that holds trained parameters of the drafter."""
     if isinstance(drafter, Medusa):
         return _medusa(drafter)
-    return _block(drafter) if isinstance(drafter, BlockDrafter) else _eagle3(drafter)
+    if isinstance(drafter, BlockDrafter):
+        return _block(drafter)
+    return _eagle1(drafter) if drafter.model.version == 1 else _eagle3(drafter)
 
 
 def to_tensors(drafter, params: Any) -> dict[str, np.ndarray]:
@@ -48,7 +56,7 @@ def to_tensors(drafter, params: Any) -> dict[str, np.ndarray]:
         array = params
         for step in entry.path.split("/"):
             array = array[step]
-        tensors[entry.name] = np.ascontiguousarray(np.asarray(array).T)
+        tensors[entry.name] = np.ascontiguousarray(entry.swap(np.asarray(array).T))
     return tensors
 
 
@@ -69,7 +77,7 @@ def to_params(drafter, tensors: dict[str, np.ndarray]) -> dict:
         node = params
         for step in steps:
             node = node.setdefault(step, {})
-        node[leaf] = np.ascontiguousarray(array.T).astype(drafter.target.param_dtype)
+        node[leaf] = np.ascontiguousarray(entry.swap(array).T).astype(drafter.target.param_dtype)
     return params
 
 
@@ -90,6 +98,13 @@ def draft_ids(tensors: dict[str, np.ndarray]) -> np.ndarray:
     if "t2d" in tensors and not np.array_equal(np.flatnonzero(tensors["t2d"]), ids):
         raise ValueError("t2d does not name the tokens that d2t leads to")
     return ids.astype(np.int32)
+
+
+def _eagle1(drafter: EagleDrafter) -> list[Entry]:
+    """Without a norm before attention. The format's linear layer reads the embedding first, ours the feature."""
+    width = drafter.target.d_model
+    fusion = Entry("fusion_fc.weight", "join/kernel", (width, 2 * width), swapped=True)
+    return [fusion, *_layer("transformer.", "block/", drafter.model.layer, width)]
 
 
 def _eagle3(drafter: EagleDrafter) -> list[Entry]:

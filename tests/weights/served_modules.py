@@ -70,6 +70,15 @@ def eagle3(folder, features, embedded, vocab_size):
     return logits, x
 
 
+def eagle1(folder, features, embedded):
+    """What goes into the target's head, and on as the next pair's feature, of T pairs."""
+    assert not folder.config["layernorms"] and not folder.config["fusion_bias"]  # so no norm before attention either
+    x = folder.linear("fusion_fc", np.concatenate([embedded, features], -1))
+    places = np.arange(len(x))
+    x = x + folder.attention("transformer.self_attn", x, places, places[:, None] >= places)
+    return x + folder.mlp("transformer.mlp", folder.norm("transformer.post_attention_layernorm", x))
+
+
 def dflash(folder, block_inputs, token, head):
     """[γ, V] logits of the tokens behind `token`, which stands behind S positions with hidden states."""
     config, table = folder.config, folder.tensors["embed_tokens.weight"]

@@ -34,12 +34,15 @@ KEPT = jnp.array([1, 2, 4, 7, 9, 10], jnp.int32)
 TEXT = jnp.array([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3]])
 
 DRAFTERS = {
+    "eagle1": EagleTree(EagleConfig(QWEN2, input_norm=False), TREE, FIXED),
+    "eagle1_other_heads": Eagle(EagleConfig(LLAMA, num_heads=2, d_ff=12, input_norm=False), 2),
     "eagle3": Eagle(EagleConfig(LLAMA, 3, (1, 2, 4)), 3),
     "eagle3_first_layers": Eagle(EagleConfig(LLAMA, 3, (0, 1, 3)), 2),
     "eagle3_reduced": EagleTree(EagleConfig(LLAMA, 3, (1, 2, 3), 2, d_ff=12, draft_vocab=6), TREE, FIXED),
     "eagle3_biased": EagleDynamic(EagleConfig(QWEN2, 3, (1, 2, 3), num_heads=4), 6, 3, 2),
     "eagle3_qk_norm": Eagle(EagleConfig(QWEN3, 3, (1, 2, 3), num_kv_heads=4), 1),
     "block": BlockDrafter(QWEN3, 2, (0, 2, 4), 3),
+    "block_of_llama": BlockDrafter(LLAMA, 1, (2, 3), 2, qk_norm=True),
     "block_biased": BlockDrafter(dataclasses.replace(QWEN3, qkv_bias=True, tied_head=True), 1, (1, 3), 2),
     "medusa": Medusa(QWEN2, TREE, num_heads=3, num_blocks=2),
     "medusa_own_output": Medusa(LLAMA, Topology.chain(2), FIXED, own_output=True),
@@ -163,7 +166,32 @@ def test_the_served_eagle3_is_the_same_function(tmp_path, name):
         assert np.ptp(expected[np.isfinite(expected)]) > 1
 
 
-@pytest.mark.parametrize("name", ["block", "block_biased"])
+@pytest.mark.parametrize("name", ["eagle1", "eagle1_other_heads"])
+def test_the_served_eagle1_is_the_same_function(tmp_path, name):
+    drafter = DRAFTERS[name]
+    params, target_params = saved(tmp_path, drafter)
+    folder, model = served_modules.Folder(tmp_path), drafter.model
+    raw = target_side(drafter, target_params)[0]
+
+    @jax.jit
+    def twice(params, raw):
+        """Outputs and logits of pairs with true features, and with the outputs in their place."""
+        out, found = model.start(params, target_params, raw)[:, :-1], []
+        for _ in range(2):
+            out, _ = model.run(params, target_params, out, TEXT[:, 1:], model.init_cache(1, TEXT.shape[1]))
+            found.append((out[0], model.logits(params, target_params, out)[0]))
+        return found
+
+    theirs = np.asarray(ends.normalise(drafter.target, target_params, raw)[0, :-1], np.float64)
+    embedded = np.asarray(target_params["embedding"]["embedding"], np.float64)[TEXT[0, 1:]]
+    head = np.asarray(ends.untied_head(drafter.target, target_params)["kernel"], np.float64)
+    for out, logits in twice(params, raw):
+        theirs = served_modules.eagle1(folder, theirs, embedded)
+        np.testing.assert_allclose(np.asarray(out), theirs, atol=2e-4)
+        np.testing.assert_allclose(np.asarray(logits), theirs @ head, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["block", "block_biased", "block_of_llama"])
 def test_the_served_block_head_is_the_same_function(tmp_path, name):
     drafter = DRAFTERS[name]
     params, target_params = saved(tmp_path, drafter)
@@ -238,7 +266,8 @@ def like(name, **changes):
 @pytest.mark.parametrize(
     "match, drafter",
     [
-        ("version 1 cannot be saved: .* norm before attention", Eagle(EagleConfig(LLAMA), 2)),
+        ("input_norm: version 1 can be saved without", Eagle(EagleConfig(LLAMA), 2)),
+        ("cannot hold qk_norm True", like("eagle1", qk_norm=True)),
         ("feature_layers must be 3 layers", Eagle(EagleConfig(LLAMA, 3, (1, 2)), 2)),
         ("feature_layers must be 3 layers, low to high", Eagle(EagleConfig(LLAMA, 3, (2, 1, 3)), 2)),
         ("feature_layers must stand low to high", dataclasses.replace(DRAFTERS["block"], feature_layers=(2, 1))),
@@ -301,7 +330,8 @@ def test_another_target_is_noticed(tmp_path, name):
 @pytest.mark.parametrize(
     "name, match, changes",
     [
-        ("eagle3", "'eagle' is not supported; known are eagle3, dflash, medusa", {"speculators_model_type": "eagle"}),
+        ("eagle3", "'mlp' is not supported; known are eagle, eagle3", {"speculators_model_type": "mlp"}),
+        ("eagle1", "layernorms must be false", {"layernorms": True}),
         ("eagle3", "norm_before_residual must be false", {"norm_before_residual": True}),
         ("eagle3", "norm_before_fc must be false", {"norm_before_fc": True}),
         ("eagle3", "feature_layers must be target layers", {"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}),
