@@ -4,11 +4,11 @@ import dataclasses
 
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from specjax.drafters.gram_pool import GramPool
 from specjax.protocol import FIXED, Proposal
-from specjax.topology import Topology
+from specjax.topology import DynamicTopology, Topology
 
 
 @struct.dataclass
@@ -33,7 +33,7 @@ class Lookahead:
     The tree of one round, n = 4, W = 3, G = 2 (r is pending):
 
         r ─┬─ g1 ── g2 ── g3         G candidates: n-grams of the pool that begin with r, the latest first
-           ├─ h1 ── h2 ── h3
+           ├─ h1 ── h2 ── h3         (where h1 is g1, h2 hangs on g1: what begins alike is one path)
            └─ a1 ── a2 ── a3         W (n - 1) passengers, the window: level 0 is a chain, and every column
               │     │     │          hangs on its token there
               b2    b3    b4         level 1
@@ -87,8 +87,13 @@ class Lookahead:
         return self.ngram - 1
 
     @property
-    def topology(self) -> Topology:
-        """Candidates level by level, then the window level by level."""
+    def topology(self) -> DynamicTopology:
+        layout = self.layout
+        return DynamicTopology(layout.num_nodes, layout.max_depth, layout.passengers)
+
+    @property
+    def layout(self) -> Topology:
+        """Candidates level by level, then the window level by level, where no two candidates begin alike."""
         columns, levels = self.window, self.ngram - 1
         parents = list(Topology.from_shape((self.candidates,) + (1,) * (levels - 1)).parents)
         begin = len(parents) + 1
@@ -123,11 +128,23 @@ class Lookahead:
 
     def propose(self, params, state: LookaheadState, context, noise):
         grams, found = state.pool.find(context.pending, self.candidates)
-        batch, levels = found.shape[0], self.ngram - 1
-        candidates = grams[..., 1:].swapaxes(1, 2).reshape(batch, -1)
-        window = state.window.reshape(batch, -1)
-        valid = jnp.concatenate([jnp.tile(found, (1, levels)), jnp.zeros(window.shape, bool)], 1)
-        proposal = Proposal(jnp.concatenate([candidates, window], 1), None, valid, self.topology, FIXED)
+        batch, count = found.shape
+        candidates, window = grams[..., 1:], state.window.reshape(batch, -1)
+        leader = first_alike(candidates, found)
+        # Level j of a candidate hangs on level j - 1 of the first that begins like it.
+        parents = 1 + count * jnp.arange(self.ngram - 2)[:, None] + leader[..., :-1].swapaxes(1, 2)
+        parents = jnp.concatenate([jnp.zeros((batch, count), parents.dtype), parents.reshape(batch, -1)], 1)
+        below = jnp.broadcast_to(jnp.asarray(self.layout.parents[parents.shape[1] :], parents.dtype), window.shape)
+        valid = found[..., None] & (leader == jnp.arange(count)[:, None])
+        by_level = lambda x: x.swapaxes(1, 2).reshape(batch, -1)  # noqa: E731
+        proposal = Proposal(
+            tokens=jnp.concatenate([by_level(candidates), window], 1),
+            law=None,
+            valid=jnp.concatenate([by_level(valid), jnp.zeros(window.shape, bool)], 1),
+            topology=self.topology,
+            siblings=FIXED,
+            parents=jnp.concatenate([parents, below], 1).astype(jnp.int32),
+        )
         return proposal, state, context.target_cache
 
     def commit(self, params, state: LookaheadState, committed) -> LookaheadState:
@@ -153,3 +170,12 @@ class Lookahead:
         window = jnp.take_along_axis(columns[:, 1:], shift[:, None], 2)
         window = jnp.where(live[:, None, None], window, state.window)
         return LookaheadState(window, state.pool.add(grams, wanted), tail)
+
+
+def first_alike(candidates: Int[Array, "B G J"], found: Bool[Array, "B G"]) -> Int[Array, "B G J"]:
+    """For each candidate and level, the first candidate with the same tokens up to that level: itself, or an earlier
+    one. Only those that were found are compared."""
+    equal = jnp.cumprod(candidates[:, :, None] == candidates[:, None], -1, dtype=jnp.int32) > 0
+    equal &= (found[:, :, None] & found[:, None])[..., None]
+    alike = equal | jnp.eye(found.shape[1], dtype=bool)[..., None]
+    return jnp.argmax(alike, 2).astype(jnp.int32)

@@ -10,6 +10,7 @@ from specjax.decoding.run import Run
 from specjax.drafters.lookahead import Lookahead
 from specjax.protocol import Committed
 from specjax.sampling import Sampling
+from specjax.topology import DynamicTopology
 from tests.decoding.tiny_pair import CONTEXT, PROMPTS, Pair
 from tests.drafters.proposing import context_of, propose
 from tests.drafters.training_free import OPTIONS, target
@@ -36,8 +37,9 @@ def committed_of(tokens, count, outputs):
 
 def test_the_tree():
     """Candidates are chains on the root, the window's first level is one, and every column hangs on its token there."""
-    topology = DRAFTER.topology
+    topology = DRAFTER.layout
     candidates = G * (N - 1)
+    assert DRAFTER.topology == DynamicTopology(topology.num_nodes, topology.max_depth, topology.passengers)
     assert topology.num_nodes == candidates + W * (N - 1) and topology.passengers == W * (N - 1)
     assert topology.max_depth == DRAFTER.draft_length == N - 1
     assert topology.parents == (0, 0, 1, 2, 3, 4, 0, 7, 8, 7, 8, 9, 10, 11, 12)
@@ -47,7 +49,7 @@ def test_the_tree():
         for column in range(W):
             chain = [7 + i for i in range(column + 1)] + [7 + W * j + column for j in range(1, level + 1)]
             assert set(np.flatnonzero(topology.ancestors[7 + W * level + column])) == {0, *chain}
-    assert Lookahead(2, 2, 3).topology.parents == (0, 0, 0, 0, 4)
+    assert Lookahead(2, 2, 3).layout.parents == (0, 0, 0, 0, 4)
 
 
 def test_the_window_moves_with_the_text():
@@ -94,6 +96,29 @@ def test_candidates_begin_with_the_pending_token():
     for row, text in enumerate(texts):
         assert set(np.asarray(state.window[row]).ravel().tolist()) <= set(text)
     np.testing.assert_array_equal(proposal.tokens[:, G * (N - 1) :], state.window.reshape(3, -1))
+
+
+def test_candidates_that_begin_alike_are_one_path():
+    """Without that a rule that judges siblings one by one never follows the later of two that begin with one token."""
+    drafter = Lookahead(W, N, 3)
+    context = context_of([[4, 5, 6, 7, 4, 5, 6, 9, 4, 5, 8, 9, 4], [4, 5, 6, 7, 4, 1, 6, 7, 4], [4]])
+    proposal = propose(drafter, None, init(drafter, None, context), context)
+    valid, parents, tokens = (np.asarray(x)[:, :9] for x in (proposal.valid, proposal.parents, proposal.tokens))
+    assert tokens[0].reshape(3, 3).T.tolist() == [[5, 8, 9], [5, 6, 9], [5, 6, 7]]
+    assert valid[0].tolist() == [True, False, False, True, True, False, True, True, True]
+    assert parents[0].tolist() == [0, 0, 0, 1, 1, 1, 4, 5, 5]
+    assert valid[1].reshape(3, 3).T.tolist() == [[True] * 3, [True] * 3, [False] * 3]  # ends are alike
+    assert parents[1].tolist() == [0, 0, 0, 1, 2, 3, 4, 5, 6] and not valid[2].any()
+    np.testing.assert_array_equal(proposal.parents[:, 9:], np.tile(drafter.layout.parents[9:], (3, 1)))
+
+
+@pytest.mark.parametrize("verifier", ["greedy", "multi_round", "traversal"])
+def test_every_rule_follows_the_path_among_those_that_begin_alike(verifier):
+    """At temperature 0 all of them accept what the greedy tree rule accepts."""
+    drafter, limits = Lookahead(2, 3, 4), [CONTEXT - len(prompt) for prompt in PROMPTS[:3]]
+    options = dict(max_new_tokens=limits, buffer_length=CONTEXT, sampling=Sampling.of(0.0), drafter=drafter)
+    wanted, run = (generate(target(), PROMPTS[:3], verifier=rule, **options) for rule in ("greedy", verifier))
+    assert run.counts.rounds.tolist() == wanted.counts.rounds.tolist() and (run.counts.accepted > 0).all()
 
 
 def test_the_window_is_the_jacobi_iteration_of_the_target():
