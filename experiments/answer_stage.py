@@ -10,7 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from experiments.training_stage import Text, plain
-from specjax.data.answers import Answer, AnswerSource, AnswerWriter, answer_batches, answers_fingerprint
+from specjax.data.answers import Answer, AnswerSource, AnswerWriter, answer_batches, answer_windows, answers_fingerprint
 from specjax.data.pipeline import Batch, PipelineConfig, TokenizedText
 from specjax.data.prompts import Prompt, PromptFiles, split_prompts
 from specjax.data.standard_library_prompts import function_prompts
@@ -51,6 +51,11 @@ class AnswerData:
 
     def pipeline(self, config: PipelineConfig) -> tuple[Iterator[Batch], str]:
         return answer_batches(self.train, config, self.context), answers_fingerprint(self.train, config, self.context)
+
+    def held_out_windows(self, window: int) -> list[Batch]:
+        """Every held-out answer, one window a batch."""
+        windows = answer_windows(self.held_out, window, self.context)
+        return [{name: x[None] for name, x in windows[i].items()} for i in range(len(windows))]
 
     def text(self, tokenizer) -> Text:
         """The answers without their prompts, as families take text: for frequencies, indices and rank rates."""

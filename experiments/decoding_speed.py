@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -277,13 +278,15 @@ def fastest(records: Sequence[Timed]) -> Timed:
 def gap_where_texts_part(
     target: LanguageModel, prompt, tokens: np.ndarray, other: np.ndarray, row_key=None
 ) -> float | None:
-    """How close the target's two best choices were where two texts part; None when the texts are equal.
+    """How close the target's two best choices were where two texts part; None when the texts are equal, and infinite
+    when one is only the beginning of the other, which no near-tie explains.
 
     Greedy texts choose by logit; with a row's key, texts of the position stream choose by log p + Gumbel noise.
     """
-    differ = np.flatnonzero(tokens != other)
+    shorter = min(len(tokens), len(other))
+    differ = np.flatnonzero(tokens[:shorter] != other[:shorter])
     if not differ.size:
-        return None
+        return None if len(tokens) == len(other) else math.inf
     text = jnp.asarray(np.concatenate([prompt, tokens[: differ[0]]])[None], jnp.int32)
     scores = target(text)[0][:, -1]
     if row_key is not None:

@@ -1,6 +1,6 @@
 """Train a drafter for a real target, from nothing but prompts: the target answers, the drafter learns from the answers.
 
-    prompts ──► answers ──► drafter_<family> ──► decoding_<family>
+    prompts ──► answers ──► drafter_<family> ──► decoding_<family>, along_answers_<family>
 
 Every stage goes on where it was stopped. What is measured, while training and at the end, is measured by decoding
 prompts from documents that no training prompt came from.
@@ -17,6 +17,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from experiments import decoding_speed as speed
+from experiments.acceptance import along_texts
 from experiments.answer_stage import AnswerData, TokenPrompt, answer_prompts, prepare_prompts
 from experiments.decoding_speed import Setting
 from experiments.families import FAMILIES, Family
@@ -56,6 +57,7 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict:
     family, params, record = train_drafter(config, stages, target, data, prompts[1])
     peak = measure_peak_flops()
     decoded = measure(config, stages, target, family, params, prompts[1])
+    quality = measure_along_answers(config, stages, target, family, params, data)
 
     rows = decoded["rows"]
     results = {
@@ -64,6 +66,7 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict:
         "answers": [{"prompts": name, **side} for name, side in answered.items()],
         "training": [summary(config.family, record)] if record else [],
         "survey": decoded["survey"],
+        "quality": [quality],
         "stages": stages.records,
         "seconds": time.perf_counter() - begin,
     }
@@ -75,7 +78,7 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict:
         results=results,
         plots=figures(config.family, record, decoded),
     )
-    for table in (results["answers"], results["training"], results["survey"]):
+    for table in (results["answers"], results["training"], results["survey"], results["quality"]):
         print("\n" + text_table(table) if table else "")
     print("\n" + text_table(rows, COLUMNS) + "\n\n" + text_table(results["checks"]))
     print(f"\nThis run took {results['seconds']:.0f} s. Tables: {workdir}/report.md   plots: {workdir}/plots")
@@ -265,6 +268,22 @@ def measure(
               "trained": trained, "answers": stages.hash_of("answers"), "eval_prompts": config.training.eval_prompts,
               "seed": config.seed}  # fmt: skip
     return stages.run(f"decoding_{name}", plain(inputs), run)
+
+
+def measure_along_answers(
+    config: ConfigDict, stages: Stages, target, family: Family, params, data: AnswerData
+) -> dict[str, Any]:
+    """Stage "along_answers_<family>": Σ min(p, q) at every depth of the same held-out answers, at temperature 1."""
+    name, depths = config.family, config.decoding.depths
+    inputs = {"trained": stages.hash_of(f"drafter_{name}") if family.objective is not None else None,
+              "answers": stages.hash_of("answers"), "window": config.training.window, "depths": depths}  # fmt: skip
+
+    def run(folder: pathlib.Path) -> dict:
+        frozen = {**target.model.params, **family.fixed}
+        windows = data.held_out_windows(config.training.window)
+        return {"drafter": name, **along_texts(frozen, family, params, windows, depths)}
+
+    return stages.run(f"along_answers_{name}", plain(inputs), run)
 
 
 def checks(config: ConfigDict, decoded: dict) -> list[dict]:

@@ -1,6 +1,7 @@
 """A pretrained target with one way of drafting for it, and how its texts are compared."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +32,7 @@ class Setting:
     @classmethod
     def of(cls, drafter: Any, target: Pretrained, temperature: float, verifier: str = "") -> "Setting":
         """Of whatever `Pretrained.generate` takes for a drafter; without a rule's name, the cheapest rule that fits."""
-        drafter, params = with_params(drafter, target.model.config)
+        drafter, params = with_params(drafter, target.model)
         fitting = "greedy" if temperature == 0 else "token" if drafter.topology.is_chain else "multi_round"
         return cls(drafter, params, verifier or fitting)
 
@@ -77,12 +78,12 @@ def where_parted(model: LanguageModel, ids: Sequence[int], plain: np.ndarray, te
 
     None for equal texts. A text that is the beginning of the other has no gap to excuse it.
     """
+    gap = gap_where_texts_part(model, ids, plain, text)
+    if gap is None:
+        return None
     shorter = min(len(plain), len(text))
-    differ = np.flatnonzero(plain[:shorter] != text[:shorter])
-    if not differ.size:
-        return None if len(plain) == len(text) else {"position": shorter, "gap": None}
-    gap = gap_where_texts_part(model, ids, plain[:shorter], text[:shorter])
-    return {"position": int(differ[0]), "gap": gap}
+    position = next((i for i in range(shorter) if plain[i] != text[i]), shorter)
+    return {"position": position, "gap": None if math.isinf(gap) else gap}
 
 
 def widest_gap(parted: Sequence[dict]) -> float:

@@ -216,6 +216,22 @@ class _Windows:
         return f"Windows({len(self)} of {self.width} tokens)"
 
 
+def answer_windows(answers: AnswerSource, window: int, context: int) -> _Windows:
+    """All windows in order, by number: {"tokens": int32 [T+1], "mask": bool [T+1]}.
+
+    Raises:
+        ValueError: a context that leaves nothing to count, or no answer at all.
+    """
+    if not 1 <= context <= window:
+        raise ValueError(f"context must be 1 to {window}, the window; got {context}")
+    places = [
+        (number, *place) for number, answer in enumerate(answers) for place in cut_windows(answer.mask, window, context)
+    ]
+    if not places:
+        raise ValueError(f"{answers.folder} holds no answer tokens to train on")
+    return _Windows(answers, places, window + 1)
+
+
 def answer_batches(
     answers: AnswerSource, config: PipelineConfig, context: int, process_index: int = 0, process_count: int = 1
 ) -> grain.DatasetIterator:
@@ -234,16 +250,7 @@ def answer_batches(
         ValueError: a context that leaves nothing to count, no answer at all, or a batch that does not divide over the
             processes.
     """
-    if not 1 <= context <= config.window:
-        raise ValueError(f"context must be 1 to {config.window}, the window; got {context}")
-    places = [
-        (number, *place)
-        for number, answer in enumerate(answers)
-        for place in cut_windows(answer.mask, config.window, context)
-    ]
-    if not places:
-        raise ValueError(f"{answers.folder} holds no answer tokens to train on")
-    return endless_batches(_Windows(answers, places, config.window + 1), config, process_index, process_count)
+    return endless_batches(answer_windows(answers, config.window, context), config, process_index, process_count)
 
 
 def answers_fingerprint(answers: AnswerSource, config: PipelineConfig, context: int) -> str:

@@ -1,7 +1,9 @@
 """The whole way from prompts to a measured drafter, with a tiny target that reads bytes."""
 
 import dataclasses
+import functools
 import json
+import math
 import types
 
 import jax
@@ -12,7 +14,9 @@ import pytest
 from configs import smollm2 as smollm2_config
 from experiments import answer_stage, pretrained_distillation
 from experiments.answer_stage import TokenPrompt, write_answers
+from experiments.decoding_speed import gap_where_texts_part
 from experiments.families import FAMILIES
+from experiments.pretrained_setting import where_parted
 from experiments.training_stage import Text
 from specjax.data.answers import AnswerSource
 from specjax.data.pipeline import TokenizedText
@@ -51,7 +55,8 @@ def tiny(path):
     config.training.optimizer.warmup_steps = 1
     config.family_settings.eagle3.update(feature_layers=(1, 2, 3), d_ff=32, draft_vocab=100, steps_ahead=2)
     config.family_settings.block.update(feature_layers=(1, 3), num_layers=1, anchors=3, draft_length=2)
-    config.decoding.update(prompts=4, timed_prompts=2, new_tokens=6, draft_lengths=(1, 2), turns=1)
+    config.decoding.update(prompts=4, timed_prompts=2, new_tokens=6, draft_lengths=(1, 2), turns=1, depths=2)
+    config.decoding.trees = False
     return config
 
 
@@ -70,9 +75,11 @@ def test_prompts_become_a_measured_drafter_and_another_family_reuses_the_answers
     assert [row["answers"] for row in results["answers"]] == [10, 3]
     assert results["training"][0]["steps"] == 4
     assert {row["temperature"] for row in results["survey"]} == {0.0, 1.0}
+    (along,) = results["quality"]
+    assert all(0 < along[f"along_text_{depth}"] < 1 for depth in (1, 2)) and "along_text_3" not in along
     capsys.readouterr()
     again = pretrained_distillation.run(config, tmp_path / "run")
-    assert capsys.readouterr().out.count("finished earlier, reused") == 4
+    assert capsys.readouterr().out.count("finished earlier, reused") == 5
     assert again["results"]["rows"] == results["rows"]
 
     config.family, config.training.corpus_fraction = "block", 0.5
@@ -170,6 +177,18 @@ def test_the_reduced_vocabulary_is_the_most_frequent_tokens_and_is_not_trained(t
     trained = family.initial(jax.random.key(0))
     assert "draft_to_target" not in trained
     pretrained_distillation.with_draft_length(family.chain, 2).check_params(family.whole(trained))
+
+
+def test_texts_part_where_they_first_differ_whatever_their_lengths(target):
+    """One may have stopped. A text that is only the beginning of another is explained by no near-tie."""
+    gap = functools.partial(gap_where_texts_part, target.model, np.array([65, 66]))
+    assert gap(np.array([1, 2, 3]), np.array([1, 2, 3])) is None
+    long, short = np.array([1, 2, 3, 4]), np.array([1, 5])
+    assert gap(long, short) == gap(short, long) == gap(long[:2], short) < math.inf
+    assert gap(long, long[:2]) == gap(long[:2], long) == math.inf
+    found = [where_parted(target.model, [65, 66], *pair) for pair in ((long, short), (long, long[:2]), (long, long))]
+    assert found[0]["position"] == 1 and found[0]["gap"] == gap(long, short)
+    assert found[1:] == [{"position": 2, "gap": None}, None]
 
 
 def test_corpus_windows_take_the_place_of_a_batch():
