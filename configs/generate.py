@@ -20,7 +20,7 @@ def get_config() -> ConfigDict:
     config.experiment = "generate_text"
     config.seed = 0
     config.model = ""
-    config.dtype = ""  # "float32", "bfloat16"; empty: that of the file, float32 for a quantized one
+    config.dtype = ""  # "float32", "bfloat16"; empty: that of a Hugging Face folder, float32 for a .gguf file
 
     config.mode = ""  # "prompt", "file" or "chat"; empty: by which of the next two is set
     config.prompt = ""
@@ -33,7 +33,10 @@ def get_config() -> ConfigDict:
     # "none", "ngram", "suffix", "saved" (path: a trained drafter's folder), "eagle_suffix" (path: that of an EAGLE
     # chain, which copies what repeats, as suffix matching does) or "independent" (path: a smaller model with
     # the same tokenizer). Without a draft length a saved drafter keeps its own, and the others draft 8 or 4 tokens.
-    config.drafter = ConfigDict(dict(kind="ngram", path="", draft_length=config_dict.placeholder(int), max_match=3))
+    # The longest match is 3 tokens for n-grams and 16 for suffixes.
+    config.drafter = ConfigDict(dict(kind="ngram", path=""))
+    config.drafter.draft_length = config_dict.placeholder(int)
+    config.drafter.max_match = config_dict.placeholder(int)
     config.verifier = ""  # empty: greedy at temperature 0, else token; multi_round for trees
 
     config.sampling = ConfigDict(dict(temperature=0.0))

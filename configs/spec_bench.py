@@ -7,7 +7,8 @@ PATH is a Hugging Face folder, a .gguf file, or the name of a model on the hub. 
 each: question_id, category and turns, as Spec-Bench (Xia et al. 2024, arXiv 2401.07851) publishes them, or any of the
 other shapes that specjax.data.prompts reads. They are not part of this repository.
 
-Another drafter: --config.drafters="('ngram','saved')" --config.drafter_settings.saved.path=runs/smollm2/drafter.
+Another drafter: --config.drafters="('ngram','saved')" with its folder,
+--config.drafter_settings.saved.path=runs/smollm2/stages/drafter_eagle3/drafter.
 A stopped run goes on at the batch of prompts at which it was stopped. --config.prompts_per_category=0 takes all of
 them, --config.turns=all asks the follow-up questions too.
 
@@ -22,7 +23,7 @@ def get_config() -> ConfigDict:
     config.experiment = "spec_bench"
     config.seed = 0
     config.model = ""
-    config.dtype = ""  # "float32", "bfloat16"; empty: that of the file, float32 for a quantized one
+    config.dtype = ""  # "float32", "bfloat16"; empty: that of a Hugging Face folder, float32 for a .gguf file
 
     config.questions = ""
     config.on_broken = "stop"  # at a broken line; "skip" goes on without it and names it in the report
@@ -43,17 +44,7 @@ def get_config() -> ConfigDict:
 
 
 def drafter_settings() -> ConfigDict:
-    """The fields of one drafter are those of configs/generate.py."""
-    settings = ConfigDict()
-    for name, path, draft_length, max_match in (
-        ("ngram", "", 8, 3),
-        ("suffix", "", 8, 16),
-        ("saved", "", None, 3),
-        ("eagle_suffix", "", None, 3),
-        ("independent", "", 4, 3),
-    ):
-        settings[name] = ConfigDict(
-            dict(kind=name, path=path, draft_length=config_dict.placeholder(int), max_match=max_match)
-        )
-        settings[name].draft_length = draft_length
-    return settings
+    """The fields of one drafter, and what they are when left out, are those of configs/generate.py."""
+    number = lambda: config_dict.placeholder(int)  # noqa: E731  (one that is shared takes all their values)
+    kinds = ("ngram", "suffix", "saved", "eagle_suffix", "independent")
+    return ConfigDict({kind: dict(kind=kind, path="", draft_length=number(), max_match=number()) for kind in kinds})

@@ -1,5 +1,6 @@
 """What a config of text generation asks for: mode, prompts, drafter and the options of `Pretrained.generate`."""
 
+import dataclasses
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -61,17 +62,22 @@ def make_drafter(settings: ConfigDict, target: Pretrained) -> Any:
     """What `Pretrained.generate` takes for a drafter."""
     length = settings.draft_length
     if settings.kind == "ngram":
-        return NGram(8 if length is None else length, settings.max_match)
+        return NGram(_or(length, 8), _or(settings.max_match, 3))
     if settings.kind == "suffix":
-        return Suffix(8 if length is None else length)
+        return Suffix(_or(length, 8), _or(settings.max_match, 16))
     if settings.kind == "saved":
-        return saved_drafter(settings.path, target.model.config, length)
+        return saved_drafter(settings.path, target.model, length)
     if settings.kind == "eagle_suffix":
-        drafter, params = saved_drafter(settings.path, target.model.config, length)
-        return EagleSuffix.of(drafter), params
+        drafter, params = saved_drafter(settings.path, target.model, length)
+        suffix = dataclasses.replace(EagleSuffix.suffix, max_match=_or(settings.max_match, 16))
+        return EagleSuffix.of(drafter, suffix=suffix), params
     if settings.kind == "independent":
-        return independent_drafter(settings.path, target, 4 if length is None else length)
+        return independent_drafter(settings.path, target, _or(length, 4))
     return None
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
 
 
 def read_prompts(config: ConfigDict, say: Callable[[str], None]) -> list[tuple[str, Any]]:

@@ -23,6 +23,7 @@ from specjax.decoding import Generation, generate
 from specjax.events import Progress
 from specjax.peak_flops import measure_peak_flops
 from specjax.pretrained import Pretrained, load
+from specjax.pretrained.fitting import shared_context
 from specjax.report import plots
 from specjax.report.bootstrap import bootstrap_speedup
 from specjax.report.environment import environment
@@ -155,7 +156,8 @@ def measure_prompt(
     messages, follow_ups = prompt.chat, prompt.follow_ups if config.turns == "all" else ()
     for number, follow_up in enumerate([*follow_ups, None], start=1):
         ids = conversation_ids(target, messages)
-        longest = min(config.longest_prompt, target.model.config.context_length - config.max_new_tokens)
+        context = min(shared_context(target.model.config, setting.drafter) for setting in settings.values())
+        longest = min(config.longest_prompt, context - config.max_new_tokens)
         if len(ids) > longest:
             reason = f"turn {number}: {len(ids)} tokens, over {longest}"
             record["left_out"].append({"prompt": prompt.name, "category": prompt.kind, "reason": reason})

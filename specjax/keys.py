@@ -126,6 +126,13 @@ def row_keys(seed, batch: int) -> Key[Array, "B"]:
     if not np.issubdtype(seeds.dtype, np.integer) or seeds.shape not in ((), (batch,)) or (seeds >= 2**63).any():
         raise ValueError(f"seed must be an integer below 2**63 or {batch} of them, one per row; got {seed!r}")
     if seeds.ndim == 0:
-        base = jax.random.key(int(seeds))
+        base = _key(int(seeds))
         return jax.vmap(lambda i: jax.random.fold_in(base, i))(jnp.arange(batch))
-    return jnp.stack([jax.random.key(int(s)) for s in seeds])
+    return jnp.stack([_key(int(s)) for s in seeds])
+
+
+def _key(seed: int) -> Key[Array, ""]:
+    """Of all 64 bits: without 64-bit types `jax.random.key` takes the lower 32 alone."""
+    low, high = seed % 2**32, seed // 2**32 % 2**32
+    key = jax.random.key(np.uint32(low))
+    return jax.random.fold_in(key, np.uint32(high)) if high else key

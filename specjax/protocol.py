@@ -104,6 +104,7 @@ class Context:
         target_params: the target's parameters.
         target_cache: the target's cache; travels through `propose` and back.
         buffer_length: static; L, the longest text this call can reach. At init, `tokens` may be shorter.
+        live: [B] rows that have not finished; nothing that is proposed for another counts. None at init.
     """
 
     tokens: Int[Array, "B L"]
@@ -113,6 +114,7 @@ class Context:
     target_params: Any = None
     target_cache: Any = None
     buffer_length: int = struct.field(pytree_node=False, default=0)
+    live: Bool[Array, "B"] | None = None
 
     @property
     def pending(self) -> Int[Array, "B"]:

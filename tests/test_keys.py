@@ -112,6 +112,13 @@ def test_good_seeds(seed):
     assert row_keys(seed, 3).shape == (3,)
 
 
+def test_all_64_bits_of_a_seed_count():
+    seeds = [7, 2**32 + 7, 2**33 + 7, 2**32, 0, -1]
+    alone = [jax.random.key_data(row_keys(seed, 1)).tolist() for seed in seeds]
+    rows = jax.random.key_data(row_keys(seeds, len(seeds))).tolist()
+    assert len({str(key) for key in alone}) == len({str(key) for key in rows}) == len(seeds)
+
+
 def test_children_of_the_round_stream_are_all_different_and_the_first_is_a_chains():
     n = noise([3, 4], [5, 5])
     numbers = [np.asarray(n.draft_children(depth, 3, 2).uniform) for depth in (1, 2)]

@@ -32,8 +32,7 @@ def bucket_shapes(
     Raises:
         ValueError: a `buffer_length` that is too small, or larger than a context.
     """
-    contexts = [c for c in (decoder.target.context_length, decoder.drafter.context_length) if c is not None]
-    needed, context = int((lengths + limits).max()), min(contexts)
+    needed, context = int((lengths + limits).max()), decoder.context_length
     width = min(_power_of_two(int(lengths.max())), context)
     if buffer_length is None:
         return width, min(max(_power_of_two(needed), width), context)

@@ -93,13 +93,15 @@ class Request:
             ValueError: anything wrong, in one line.
         """
         drafter = Empty() if self.drafter is None else self.drafter
-        verifier = self._rule(drafter)
+        if isinstance(drafter, type) or not isinstance(drafter, Drafter):
+            raise ValueError(f"drafter must be an object such as NGram(8); got {drafter!r}")
         for name in ("sampling", "draft_sampling"):
             check_type(name, getattr(self, name), Sampling, "Sampling.of(temperature=0.7)")
         check_type("penalties", self.penalties, Penalties, "Penalties.of(repetition=1.2)")
         check_type("stop_strings", self.stop_strings, StopStrings, 'StopStrings(["\\n\\n"], tokenizer.token_bytes)')
         sampling = Sampling.of() if self.sampling is None else self.sampling
         draft_sampling = sampling if self.draft_sampling is None else self.draft_sampling
+        verifier = self._rule(drafter, sampling)
         vocab = target.config.vocab_size
         prompts = as_prompts(prompts, vocab)
         batch, lengths = len(prompts), np.array([len(p) for p in prompts], np.int32)
@@ -123,15 +125,18 @@ class Request:
         )
         return Resolved(decoder, inputs, prompts, lengths, limits)
 
-    def _rule(self, drafter: Drafter) -> Verifier:
+    def _rule(self, drafter: Drafter, sampling: Sampling) -> Verifier:
         verifier = self.verifier
         if verifier is None:
             verifier = "token" if drafter.topology.is_chain else "multi_round"
-            verifier = "coupled" if drafter == Empty() else verifier
+            if drafter == Empty():
+                verifier = "greedy" if sampling.greedy else "coupled"  # the same text; greedy needs no noise
         if isinstance(verifier, str):
             if verifier not in VERIFIERS:
                 raise ValueError(f"unknown verifier {verifier!r}; known are {', '.join(VERIFIERS)}")
             verifier = VERIFIERS[verifier]()
+        if isinstance(verifier, type) or not isinstance(verifier, Verifier):
+            raise ValueError(f"verifier must be a rule such as TokenRule(), or the name of one; got {verifier!r}")
         return verifier
 
 

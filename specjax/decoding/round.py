@@ -67,6 +67,7 @@ def drafting_context(decoder: Decoder, inputs: Inputs, state: State) -> Context:
         sampling=inputs.draft_sampling,
         target_params=inputs.target_params,
         target_cache=state.target_cache,
+        live=state.live,
         buffer_length=state.tokens.shape[1] - decoder.drafter.draft_length - 1,
     )
 

@@ -70,7 +70,8 @@ class Run:
         buffer_length = request.buffer_length
         if previous is not None:
             previous._check_unused()
-            if buffer_length is None and (call.lengths + call.limits).max() <= previous.buffer_length:
+            needed = (call.lengths + call.limits).max()
+            if buffer_length is None and needed <= previous.buffer_length <= call.decoder.context_length:
                 buffer_length = previous.buffer_length
         width, buffer_length = bucket_shapes(call.decoder, call.lengths, call.limits, buffer_length)
         keys = row_keys(request.seed, batch)
@@ -168,5 +169,6 @@ class Run:
         tokens, lengths = jax.device_get((self.state.tokens, self.state.length))
         reach = lengths - 1
         if self.features is not None:
-            reach = np.minimum(reach, self.prompt_lengths)
+            # The last prompt token was pending: whether its features were read depends on the padding.
+            reach = np.minimum(reach, self.prompt_lengths - 1)
         return [row[:length] for row, length in zip(tokens, lengths, strict=True)], reach

@@ -39,6 +39,12 @@ class Decoder:
     drafter: Drafter
     verifier: Verifier
 
+    @property
+    def context_length(self) -> int:
+        """Tokens of the longest text that both models can follow."""
+        contexts = self.target.context_length, self.drafter.context_length
+        return min(context for context in contexts if context is not None)
+
 
 @struct.dataclass
 class Counts:

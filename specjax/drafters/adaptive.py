@@ -17,8 +17,8 @@ class Adaptive(Independent):
     """`Independent`, but a row's draft ends behind the first token with a probability below `stop_below`.
 
     That token is kept: dropping it because of its own probability would bias the law, while everything behind it may
-    depend on it. When all rows have stopped, neither drafter nor target runs any further: the drafting is a loop of as
-    many steps as the longest draft needs, and the verify takes the narrowest of three widths that holds it.
+    depend on it. When all live rows have stopped, neither drafter nor target runs further: the drafting is a loop of
+    as many steps as the longest draft needs, and the verify takes the narrowest of three widths that holds it.
 
     Attributes:
         model, draft_length: as for `Independent`; the draft length is the longest.
@@ -56,7 +56,7 @@ class Adaptive(Independent):
         widen = lambda x: jnp.zeros((batch, depth, *x.shape[1:]), x.dtype).at[:, 0].set(x)  # noqa: E731
         tokens, laws = widen(token), jax.tree.map(widen, law)
         length = jnp.ones(batch, jnp.int32)  # of each row's draft
-        going = probability >= self.stop_below
+        going = (probability >= self.stop_below) & context.live
 
         def more(carry):
             step, _, _, _, going, _ = carry

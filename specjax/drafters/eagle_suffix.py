@@ -20,7 +20,7 @@ class EagleSuffix(EagleDrafter):
     What a copy would have accepted is estimated from the text alone: the sum of its tokens' scores, each the product of
     the frequencies up to it. From `min_expected` on a row copies. That looks at no draw of this round, so q is the
     network's law in one case and one-hot in the other, and the output law stays the target's. In a round in which all
-    rows copy, the network drafts nothing; it still reads what was committed.
+    live rows copy, the network drafts nothing; it still reads what was committed.
 
     Attributes:
         model: the network, trained as for `Eagle`; parameters are its own.
@@ -83,7 +83,7 @@ class EagleSuffix(EagleDrafter):
 
         # A `while_loop` of at most one trip: a `cond` would copy the cache that it carries.
         new, law, _ = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(draft, cache))
-        carry = jnp.all(copies), new, law, cache
+        carry = jnp.all(copies | ~context.live), new, law, cache
         _, new, law, cache = jax.lax.while_loop(lambda carry: ~carry[0], once, carry)
 
         widen = lambda x: jnp.pad(x, ((0, 0), (0, self.draft_length - self.steps)) + ((0, 0),) * (x.ndim - 2))  # noqa: E731

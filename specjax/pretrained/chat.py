@@ -43,7 +43,7 @@ class Chat:
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1; got {max_new_tokens}")
         self._pretrained, self._limit, self._seed, self._options = pretrained, max_new_tokens, seed, options
-        self._drafter = with_params(drafter, pretrained.model.config)
+        self._drafter = with_params(drafter, pretrained.model)
         self._context = shared_context(pretrained.model.config, self._drafter[0])
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self._past: list[tuple[str, TextGeneration]] = []
@@ -109,5 +109,6 @@ class Chat:
         text, stream = self._open
         self._past.append((text, stream.result()))
         self._open, self._run = None, stream.close()
-        if any(array.is_deleted() for array in jax.tree.leaves(self._run.state)):  # Ctrl-C in the midst of a hand-over
+        # Closed before, or stopped by Ctrl-C in the midst of a hand-over: the next turn reads everything again.
+        if self._run is not None and any(array.is_deleted() for array in jax.tree.leaves(self._run.state)):
             self._run = None

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from specjax.drafters import Empty
-from specjax.models import TransformerConfig
+from specjax.models import LanguageModel
 from specjax.protocol import Drafter
 from specjax.training.saved_drafter import load_drafter
 from specjax.weights.speculators import load_speculator
 
 
-def with_params(drafter: Any, target: TransformerConfig) -> tuple[Drafter, Any]:
+def with_params(drafter: Any, target: LanguageModel) -> tuple[Drafter, Any]:
     """(drafter, parameters) of None, a drafter without parameters, such a pair, or a folder.
 
     Raises:
@@ -33,13 +33,13 @@ def with_params(drafter: Any, target: TransformerConfig) -> tuple[Drafter, Any]:
 
 
 def saved_drafter(
-    path: str | os.PathLike, target: TransformerConfig, draft_length: int | None = None
+    path: str | os.PathLike, target: LanguageModel, draft_length: int | None = None
 ) -> tuple[Drafter, Any]:
-    """A trained drafter from a folder that `training.save_drafter` or vLLM's speculators format wrote.
+    """A trained drafter from a folder that `training.saved_drafter.save_drafter` or vLLM's speculators format wrote.
 
     Args:
         path: the folder.
-        target: config of the model it drafts for.
+        target: the model it drafts for.
         draft_length: γ instead of the saved one, for families that draft any number of tokens.
 
     Raises:
@@ -48,8 +48,10 @@ def saved_drafter(
     path = Path(path)
     if not path.is_dir():
         raise ValueError(f"there is no folder {path} with a saved drafter")
-    read = load_speculator if (path / "config.json").is_file() else load_drafter
-    drafter, params = read(path, target)
+    if (path / "config.json").is_file():
+        drafter, params = load_speculator(path, target.config, target_params=target.params)
+    else:
+        drafter, params = load_drafter(path, target.config)
     if draft_length is not None and draft_length != drafter.draft_length:
         if "draft_length" not in {field.name for field in dataclasses.fields(drafter)}:
             raise ValueError(

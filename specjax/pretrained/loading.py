@@ -18,7 +18,7 @@ def load(path: str | os.PathLike, dtype: Any = None, revision: str | None = None
 
     Args:
         path: a Hugging Face folder, a .gguf file, or the name of a model on the hub.
-        dtype: of weights and activations (default: that of the file; float32 for a quantized one).
+        dtype: of weights and activations (default: that of a Hugging Face folder; float32 for a .gguf file).
         revision: of a model on the hub.
 
     Raises:

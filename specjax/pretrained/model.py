@@ -141,13 +141,16 @@ class Pretrained:
         batch_size: int = 8,
         **options,
     ):
-        """An iterator over the batches of `generate`, each a prefilled TextRun to be advanced; errors come at once."""
+        """An iterator over the batches of `generate`, each a prefilled TextRun to be advanced.
+
+        Errors of the texts come at once, those of the other options with the first batch.
+        """
         if isinstance(texts, str) or not isinstance(texts, Sequence) or any(isinstance(text, dict) for text in texts):
             raise ValueError(f"generate takes a list, of texts or of lists of messages; got {str(texts)[:80]}")
         if not texts or batch_size < 1:
             raise ValueError(f"generate needs a text and a batch_size of at least 1; got {len(texts)} and {batch_size}")
         seeds, prompts = text_seeds(seed, len(texts)), [self.prompt_ids(text) for text in texts]
-        drafter = with_params(drafter, self.model.config)
+        drafter = with_params(drafter, self.model)
         check_fits(self.name, prompts, max_new_tokens, self.model.config, drafter[0])
         needed = max(map(len, prompts)) + max_new_tokens
         options |= dict(max_new_tokens=max_new_tokens, drafter=drafter)
@@ -211,7 +214,7 @@ class Pretrained:
         self, *, drafter: Any = None, verifier=None, sampling: Any = None, stop: Sequence[str] = (), **options
     ) -> dict[str, Any]:
         """Keyword arguments of `decoding.generate` from those of `generate`; further ones stay as they are."""
-        drafter, params = with_params(drafter, self.model.config)
+        drafter, params = with_params(drafter, self.model)
         sampling = Sampling.of() if sampling is None else sampling
         if verifier is None and isinstance(sampling, Sampling) and sampling.greedy:
             verifier = "greedy"

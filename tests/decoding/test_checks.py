@@ -15,10 +15,11 @@ from specjax.decoding import generate, stream
 from specjax.decoding.checks import as_limits, as_stop_ids
 from specjax.decoding.prefill import prefill
 from specjax.decoding.run import Run, decode
-from specjax.drafters import Empty, Independent
+from specjax.drafters import Empty, Independent, NGram
 from specjax.models import LanguageModel
 from specjax.sampling import Sampling
 from specjax.topology import Topology
+from specjax.verifiers import TokenRule
 from tests.decoding.tiny_pair import DRAFTER, TARGET
 
 
@@ -83,6 +84,10 @@ CASES = PROMPT_CASES + [
     (dict(sampling=Sampling.of([0.5, 1.0])), "temperature has 2 values for a batch of 1"),
     (dict(draft_sampling=Sampling.of(top_k=[5, 6])), "top_k has 2 values for a batch of 1"),
     (dict(drafter_params={"a": 1}), "the empty drafter takes no parameters"),
+    (dict(drafter=NGram), "drafter must be an object such as NGram.8.; got <class"),
+    (dict(drafter="ngram"), "drafter must be an object such as NGram.8.; got 'ngram'"),
+    (dict(verifier=TokenRule), "verifier must be a rule such as TokenRule.., or the name of one; got <class"),
+    (dict(verifier=3), "verifier must be a rule such as TokenRule.., or the name of one; got 3"),
     (dict(drafter=TreeDrafter(), verifier="token"), "'token' takes chains only; .* a tree: use 'multi_round'"),
     (dict(drafter=WindowDrafter()), r"passengers run in every round, .* one width, 3; it names .1, 3"),
     (dict(drafter=OddSiblings()), "'token' takes siblings .*; this drafter proposes 'sorted'"),

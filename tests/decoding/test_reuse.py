@@ -1,5 +1,6 @@
 """A call that goes on from an earlier one: the same text and cache as a fresh call, with less read."""
 
+import dataclasses
 import functools
 
 import jax
@@ -82,7 +83,7 @@ def test_three_turns_are_those_of_fresh_calls(name, widths):
         reused = np.array(known) - 1
         reused[changed] = at
         if old.features is not None:  # answers have no features on file
-            reused = np.minimum(reused, old_prompts)
+            reused = np.minimum(reused, old_prompts - 1)
         assert run.reused.tolist() == reused.tolist() and fresh.reused.tolist() == [0] * 4
         left = max(len(prompt) - 1 - n for prompt, n in zip(prompts, reused, strict=True))
         assert len(widths) == turn and left <= widths[-1] <= max(16, 2 * left) < BUFFER
@@ -104,6 +105,34 @@ def test_three_turns_are_those_of_fresh_calls(name, widths):
         final = lengths + ours.lengths
         assert_equal_states(jax.device_get(run.state.replace(row_keys=None)),
                             jax.device_get(fresh.state.replace(row_keys=None)), final)  # fmt: skip
+
+
+def test_a_prompt_whose_rest_fills_its_padding_leaves_no_wrong_feature(widths):
+    """The second turn reads exactly 16 tokens, so that of the pending one behind them nothing is known; a third turn
+    reads it again, and its drafts are those of a fresh call."""
+    first = list(np.random.default_rng(0).integers(0, 11, 20))
+    run = start("eagle", [first])
+    second = [*first, *np.random.default_rng(1).integers(0, 11, 16)]
+    run = start("eagle", [second], previous=run)
+    assert run.reused.tolist() == [19] and widths == [16]
+    third = [*second, 3, 1]
+    fresh = start("eagle", [third])
+    run = start("eagle", [third], previous=run)
+    reach = len(third) - 1
+    np.testing.assert_allclose(run.features[0, :reach], fresh.features[0, :reach], atol=1e-9)
+    ours, expected = finished(run), finished(fresh)
+    assert ours.tokens[0].tolist() == expected.tokens[0].tolist()
+    assert ours.counts.accepted.tolist() == expected.counts.accepted.tolist()
+
+
+def test_a_buffer_that_the_new_drafter_cannot_follow_is_not_taken_over():
+    """The earlier buffer is longer than the drafter's context; the call itself would fit."""
+    drafter, params = FAMILIES["independent"](target())
+    short = dataclasses.replace(drafter, model=dataclasses.replace(drafter.model, context_length=32))
+    old = Run.start(target(), [[1, 2, 3]], max_new_tokens=4, buffer_length=BUFFER)
+    options = dict(max_new_tokens=4, drafter=short, drafter_params=params)
+    run = Run.start(target(), [[1, 2, 3, 4]], previous=old, **options)
+    assert run.buffer_length <= 32 and run.reused.tolist() == [0]
 
 
 def test_a_call_may_go_on_from_one_that_was_left_early():

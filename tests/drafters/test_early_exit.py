@@ -103,9 +103,10 @@ def dot_products(jaxpr, features, times=1):
     """{tokens per row: number of products} with kernels of so many output features, loops counted by their trips."""
     found = {}
     for equation in jaxpr.eqns:
-        kernel = equation.invars[1].aval.shape if equation.primitive.name == "dot_general" else ()
-        if len(kernel) == 2 and kernel[1] == features:
-            width = math.prod(equation.outvars[0].aval.shape[1:-1])
+        product = equation.primitive.name == "dot_general"
+        *rows, last = equation.outvars[0].aval.shape if product else (0,)
+        if product and equation.invars[1].aval.ndim == 2 and last == features:
+            width = math.prod(rows) // len(PROMPTS)
             found[width] = found.get(width, 0) + times
         trips = times * equation.params.get("length", 1) if equation.primitive.name == "scan" else times
         for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):

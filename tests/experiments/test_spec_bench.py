@@ -101,7 +101,7 @@ def test_choice_of_prompts(folder, tmp_path):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [("model", "", "config.model is empty"), ("turns", "second", "'first' or 'all'"), ("repeats", 0, "at least 1"),
-     ("drafters", ("eagle",), "some of independent, ngram"), ("drafters", ("saved",), "saved.path=PATH")],
+     ("drafters", ("eagle",), "some of eagle_suffix, independent, ngram"), ("drafters", ("saved",), "saved.path=PATH")],
 )  # fmt: skip
 def test_what_a_config_can_get_wrong(tmp_path, field, value, message):
     config = small("model", "questions")

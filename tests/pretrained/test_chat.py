@@ -64,6 +64,21 @@ def test_an_answer_that_was_interrupted_stays_as_far_as_it_came(model):
     assert len(chat.messages) == 4
 
 
+def test_a_turn_that_was_closed_stays_and_the_next_one_reads_everything(model):
+    chat = model.chat(**OPTIONS)
+    stream = chat.stream("the cat")
+    shown = next(stream).text
+    stream.close()
+    reply = chat.reply("why")
+    (expected,) = model.generate([[user("the cat"), answer(shown), user("why")]], **OPTIONS)
+    assert reply.tokens.tolist() == expected.tokens.tolist() and reply.reused_tokens == 0
+    stream = chat.stream("a")
+    next(stream)
+    stream.close()
+    chat.reset()
+    assert chat.messages == []
+
+
 def test_a_turn_without_a_token_is_forgotten(model):
     chat = model.chat(**OPTIONS)
     chat.stream("the cat")

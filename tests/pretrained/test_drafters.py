@@ -9,13 +9,14 @@ from ml_collections import ConfigDict
 
 import specjax
 from experiments.generation_settings import make_drafter
-from specjax.drafters import Eagle, EagleSuffix, Empty, Independent, Medusa, NGram
+from specjax.drafters import BlockDrafter, Eagle, EagleSuffix, Empty, Independent, Medusa, NGram
 from specjax.models.eagle_layer import EagleConfig
 from specjax.pretrained import independent_drafter, saved_drafter
 from specjax.pretrained.drafters import with_params
 from specjax.sampling import Sampling
 from specjax.topology import Topology
 from specjax.training.saved_drafter import save_drafter
+from specjax.weights.speculators import save_speculator
 from tests.pretrained.tiny_model import write_model, write_tokenizer
 
 GREEDY = Sampling.of(0)
@@ -50,8 +51,8 @@ def test_a_saved_drafter_is_read_from_its_folder(model, saved):
         model.generate(["the cat"], max_new_tokens=12, sampling=GREEDY, drafter=drafter)[0] for drafter in (None, saved)
     )
     assert plain.tokens.tolist() == drafted.tokens.tolist() and drafted.counts.drafted[0] > 0
-    assert saved_drafter(saved, model.model.config)[0].draft_length == 3
-    assert saved_drafter(saved, model.model.config, draft_length=5)[0].draft_length == 5
+    assert saved_drafter(saved, model.model)[0].draft_length == 3
+    assert saved_drafter(saved, model.model, draft_length=5)[0].draft_length == 5
 
 
 def test_a_saved_chain_that_also_copies(model, saved):
@@ -67,19 +68,36 @@ def test_a_saved_chain_that_also_copies(model, saved):
     assert copied.counts.drafted[0] > 2 * copied.counts.rounds[0]  # more than the network drafts alone
 
 
+def test_a_served_head_whose_file_holds_the_targets_table_is_read(model, tmp_path):
+    """As another program writes it: the table is compared with the target's own."""
+    block = BlockDrafter(model.model.config, 1, (1,), 2, qk_norm=True)
+    params = block.init_params(jax.random.key(3))
+    save_speculator(tmp_path, block, params, "a/target", target_params=model.model.params, mask_token_id=0)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["specjax"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plain, drafted = (
+        model.generate(["the cat"], max_new_tokens=8, sampling=GREEDY, drafter=one)[0] for one in (None, tmp_path)
+    )
+    assert plain.tokens.tolist() == drafted.tokens.tolist() and drafted.counts.drafted[0] > 0
+    other = model.model.replace(params=jax.tree.map(lambda x: x + 1, model.model.params))
+    with pytest.raises(ValueError, match="embed_tokens.weight"):
+        saved_drafter(tmp_path, other)
+
+
 def test_heads_cannot_draft_deeper_than_they_are(model, tmp_path):
     medusa = Medusa(model.model.config, Topology.chain(2), num_heads=2)
     save_drafter(tmp_path / "medusa", medusa, medusa.init_params(jax.random.key(0), model.model.params))
-    assert saved_drafter(tmp_path / "medusa", model.model.config, draft_length=2)[0] == medusa
+    assert saved_drafter(tmp_path / "medusa", model.model, draft_length=2)[0] == medusa
     with pytest.raises(ValueError, match="always drafts 2 deep"):
-        saved_drafter(tmp_path / "medusa", model.model.config, draft_length=3)
+        saved_drafter(tmp_path / "medusa", model.model, draft_length=3)
 
 
 def test_what_generate_takes_for_a_drafter(model):
-    assert with_params(None, model.model.config) == (Empty(), None)
-    assert with_params(NGram(3), model.model.config) == (NGram(3), None)
+    assert with_params(None, model.model) == (Empty(), None)
+    assert with_params(NGram(3), model.model) == (NGram(3), None)
     pair = (NGram(3), None)
-    assert with_params(pair, model.model.config) is pair
+    assert with_params(pair, model.model) is pair
 
 
 @pytest.mark.parametrize("change", ["fewer merges", "one more special token", "other bytes"])
@@ -118,9 +136,9 @@ def test_a_drafter_of_another_size_of_vocabulary_is_refused_before_compiling(mod
 
 def test_what_is_no_drafter_is_named(model, tmp_path):
     with pytest.raises(ValueError, match="there is no folder .*nothing"):
-        saved_drafter(tmp_path / "nothing", model.model.config)
+        saved_drafter(tmp_path / "nothing", model.model)
     with pytest.raises(ValueError) as error:
-        saved_drafter(tmp_path, model.model.config)
+        saved_drafter(tmp_path, model.model)
     assert "\n" not in str(error.value)
 
 
