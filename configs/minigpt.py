@@ -1,4 +1,4 @@
-"""The reference notebook's pair: a MiniGPT of 27 thousand parameters drafts for one of 203 thousand, on cyclic texts.
+"""A textbook pair: a MiniGPT of 27 thousand parameters drafts for one of 203 thousand, on cyclic texts.
 
     python launch.py --config configs/minigpt.py --workdir runs/minigpt
 

@@ -102,7 +102,7 @@ def simulate(tokens, q, p, *, trials: int, seed: int) -> np.ndarray:
 
 
 def exercises() -> list[dict]:
-    """The three exercises of the notebook by both formulas; `asserted` is the value that its own text asserts."""
+    """Three textbook exercises by both formulas; `asserted` is the value that introductions give."""
     records = [
         {"exercise": 1, "quantity": "acceptance, p = 0.8, q = 0.5", "asserted": 1.0, "value": min(1.0, 0.8 / 0.5)},
     ]

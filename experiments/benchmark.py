@@ -96,7 +96,9 @@ def width_curve(config: ConfigDict, target: LanguageModel, prompts) -> list[dict
     with Progress(len(config.batches), "width curve", unit="batch size") as progress:
         for batch in config.batches:
             rows = [prompts[i % len(prompts)] for i in range(batch)]
-            run = Run.start(target, rows, max_new_tokens=config.new_tokens, sampling=Sampling.of(1.0))
+            run = Run.start(
+                target, rows, max_new_tokens=config.new_tokens, sampling=Sampling.of(1.0), verifier="token"
+            )
             turns = max(2, config.turns // batch)
             seconds = timing.interleave(costs.probes(run, tuple(config.widths), turns), config.repeats)
             for width in config.widths:

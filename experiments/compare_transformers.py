@@ -52,7 +52,7 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict:
         for name, about, function in (
             ("logits", {"positions": config.logit_positions}, lambda _: agreement_of_logits(config, sides)),
             ("perplexity", {"tokens": config.perplexity_tokens}, lambda _: agreement_of_perplexity(config, sides)),
-            ("greedy", {"prompts": prompts[: config.greedy_prompts], "new_tokens": config.max_new_tokens},
+            ("greedy", {"prompts": prompts[: config.greedy_prompts], "new_tokens": config.greedy_new_tokens},
              lambda _: agreement_of_texts(config, sides, prompts[: config.greedy_prompts])),
         )
     }  # fmt: skip
@@ -96,7 +96,8 @@ def check_config(config: ConfigDict) -> None:
         raise ValueError("there is no model: --config.model=PATH, a folder, a .gguf file or a name on the hub")
     if "float32" not in config.dtypes or not set(config.dtypes) <= {"float32", "bfloat16"}:
         raise ValueError(f"dtypes must be float32, or float32 and bfloat16; got {', '.join(config.dtypes)}")
-    for name in ("threads", "repeats", "load_repeats", "timed_prompts", "greedy_prompts", "max_new_tokens"):
+    for name in ("threads", "repeats", "load_repeats", "timed_prompts", "greedy_prompts", "greedy_new_tokens",
+                 "max_new_tokens"):  # fmt: skip
         if config[name] < 1:
             raise ValueError(f"{name} must be at least 1; got {config[name]}")
     check_drafters(config)
@@ -135,10 +136,11 @@ def agreement_of_perplexity(config: ConfigDict, sides: Sides) -> list[dict]:
 def agreement_of_texts(config: ConfigDict, sides: Sides, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Greedy float32 texts, stop tokens not obeyed, so that all have full length; where they part, both gaps."""
     target, theirs = sides.ours("float32"), sides.theirs("float32")
-    write = texts.our_writer(target, Setting.of(None, target, 0.0), config.max_new_tokens, ())
+    new = config.greedy_new_tokens
+    write = texts.our_writer(target, Setting.of(None, target, 0.0), new, ())
     parted = []
     for number, ids in enumerate(prompts):
-        one, other = write(ids)["tokens"], theirs.greedy(ids, config.max_new_tokens)["tokens"]
+        one, other = write(ids)["tokens"], theirs.greedy(ids, new)["tokens"]
         position = first_difference(one, other)
         if position is None:
             continue
@@ -150,7 +152,7 @@ def agreement_of_texts(config: ConfigDict, sides: Sides, prompts: Sequence[Seque
             record |= {name: target.tokenizer.decode([token]) for name, token in zip((OURS, THEIRS), tokens,
                                                                                    strict=True)}  # fmt: skip
         parted.append(record)
-    return {"prompts": len(prompts), "new_tokens": config.max_new_tokens, "parted": parted}
+    return {"prompts": len(prompts), "new_tokens": new, "parted": parted}
 
 
 def loading_cost(config: ConfigDict, weights: pathlib.Path, folder: pathlib.Path) -> dict[str, Any]:

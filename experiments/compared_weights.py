@@ -21,7 +21,12 @@ from specjax.pretrained import Pretrained
 from specjax.report.stages import Stages
 from specjax.weights import load_weights, locate, save_huggingface
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "gemma3": "Gemma3ForCausalLM"}  # of GGUF
+ARCHITECTURES = {  # of GGUF
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+}
 
 
 def other_library():

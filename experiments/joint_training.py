@@ -91,7 +91,7 @@ def layerskip(config: ConfigDict, stages: Stages, text: Text, target: LanguageMo
         evaluators,
     )  # fmt: skip
     inputs = {"objective": repr(objective), "training": config.target_training, "seed": config.seed,
-              "text": stages.hash_of("text"), "draft_length": settings.draft_length}  # fmt: skip
+              "text": stages.hash_of("text"), "draft_length": settings.draft_length, **_evaluation(config)}  # fmt: skip
     load = lambda folder, record: (load_model(folder / "model"), record)  # noqa: E731
     joint, record = stages.run("layerskip", plain(inputs), stage, load)
     return joint, drafter, None, record
@@ -109,7 +109,7 @@ def medusa2(config: ConfigDict, stages: Stages, text: Text, target: LanguageMode
         frozen=target.params,
     )  # fmt: skip
     inputs = {"training": config.heads_training, "settings": settings, "seed": config.seed,
-              "target": stages.hash_of("target")}  # fmt: skip
+              "prompt_length": config.prompt_length, "target": stages.hash_of("target")}  # fmt: skip
     heads = stages.run("medusa1", plain(inputs), first, lambda folder, _: load_drafter(folder / "drafter")[1])
 
     def save(folder: pathlib.Path, params):
@@ -130,9 +130,16 @@ def medusa2(config: ConfigDict, stages: Stages, text: Text, target: LanguageMode
         config.joint_training, evaluators,
     )  # fmt: skip
     inputs = {"training": config.joint_training, "settings": settings, "seed": config.seed,
-              "heads": stages.hash_of("medusa1")}  # fmt: skip
+              "heads": stages.hash_of("medusa1"), **_evaluation(config)}  # fmt: skip
     joint, params, record = stages.run("medusa2", plain(inputs), second, load)
     return joint, drafter, params, record
+
+
+def _evaluation(config: ConfigDict) -> dict:
+    """What `_decoding` depends on."""
+    training = config.heads_training
+    return {"eval_prompts": training.eval_prompts, "eval_new_tokens": training.eval_new_tokens,
+            "prompt_length": config.prompt_length}  # fmt: skip
 
 
 def _decoding(config: ConfigDict, text: Text, model: TransformerConfig, drafter: Drafter, split):

@@ -110,7 +110,7 @@ def run(config, workdir):
 
 
 def architecture(config, role):
-    """The notebook's MiniGPT. Dropout sits on the embedding and on what each sublayer adds."""
+    """A MiniGPT. Dropout sits on the embedding and on what each sublayer adds."""
     return TransformerConfig(
         vocab_size=config.vocab_size,
         d_model=config[role].d_model,

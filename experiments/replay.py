@@ -65,7 +65,9 @@ def _recorded(config: ConfigDict, stages: Stages, name: str, topology: Topology)
         return {"rounds": len(rounds.prompt)}
 
     settings = {key: config[key] for key in ("prompts", "prompt_length", "new_tokens", "seed")}
-    inputs = {"topology": topology, **settings, **{stage: result["hash"] for stage, result in results.items()}}
+    # Not only what went into a stage: it may have been run again by other code.
+    runs = {stage: {key: result[key] for key in ("hash", "finished_at")} for stage, result in results.items()}
+    inputs = {"topology": topology, **settings, **runs}
     return stages.run(name, inputs, record, lambda folder, _: RecordedRounds.load(folder / "rounds.npz"))
 
 

@@ -58,7 +58,8 @@ class Setting:
                 ),
             }
         sampling = Sampling.of(self.temperature)
-        return Run.start(target, [self.prompt], max_new_tokens=max_new_tokens, sampling=sampling, **drafting)
+        return Run.start(target, [self.prompt], max_new_tokens=max_new_tokens, sampling=sampling,
+                         verifier="token", **drafting)  # fmt: skip
 
 
 def decode_in_turns(

@@ -12,7 +12,7 @@ from specjax.report.results import check
 from specjax.report.tables import text_table
 from specjax.report.writer import write_report
 
-# (α, γ, tokens per target call that the reference notebook states)
+# (α, γ, tokens per target call that introductions state)
 STATED = ((0.9, 4, 3.5), (0.3, 4, 1.0))
 
 

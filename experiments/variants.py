@@ -101,17 +101,17 @@ def train_family(config: ConfigDict, stages: Stages, text: Text, target: Languag
     training = config.drafter_training.copy_and_resolve_references()
     training.optimizer.learning_rate = settings.learning_rate
     prompts = text.prompts(training.eval_prompts, config.decoding.prompt_length, config.seed + 1)
-    evaluator = HeldOutDecoding(target, family.chain, prompts, training.eval_new_tokens, Sampling.of(1.0))
+    decoding = HeldOutDecoding(target, family.chain, prompts, training.eval_new_tokens, Sampling.of(1.0))
     run = TrainingStage(
         config,
         text,
         family.objective,
         family.initial,
-        lambda folder, params: save_drafter(folder / "drafter", family.chain, params),
+        lambda folder, params: save_drafter(folder / "drafter", family.chain, family.whole(params)),
         training,
-        [evaluator],
+        [lambda params: decoding(family.whole(params))],
         best="held_out/block_efficiency",
-        frozen=target.params,
+        frozen={**target.params, **family.fixed},
     )
     inputs = {"objective": repr(family.objective), "chain": repr(family.chain), "training": training,
               "prompt_length": config.decoding.prompt_length, "seed": config.seed,
@@ -184,7 +184,7 @@ def compare_texts(target: LanguageModel, prompts, records: dict) -> dict[str, An
     """Greedy texts against target-only ones, and how much the target's own texts repeat themselves."""
     cold = [record for record in records.values() if record.setting.temperature == 0]
     plain_texts = next(record.tokens for record in cold if record.setting.drafter is None)
-    gaps = [speed.gap_where_texts_part(target, *triple) for record in cold
+    gaps = [speed.gap_where_texts_part(target, *triple) for record in cold if record.setting.drafter is not None
             for triple in zip(prompts, plain_texts, record.tokens, strict=True)]  # fmt: skip
     return {
         "texts": len(gaps),

@@ -1,4 +1,4 @@
-"""Closed forms against brute force, and the exercises of the reference notebook, corrected."""
+"""Closed forms against brute force, and textbook exercises, corrected."""
 
 import itertools
 
@@ -30,7 +30,7 @@ def pairs(draw, zeros=True):
     return p, draw(laws(vocab=len(p), zeros=zeros))
 
 
-# The notebook's exercises.
+# Textbook exercises.
 
 
 def test_exercise_1_a_likelier_token_is_always_accepted():
@@ -42,12 +42,12 @@ def test_exercise_2_tokens_per_target_call():
     assert theory.expected_tokens_without_bonus(0.8, 5) == pytest.approx(3.3616)
     assert theory.expected_tokens(0.8, 5) == pytest.approx(3.68928)
     for value in (theory.expected_tokens_without_bonus(0.8, 5), theory.expected_tokens(0.8, 5)):
-        assert abs(value - 4.096) > 0.1  # what the notebook asserts is neither
+        assert abs(value - 4.096) > 0.1  # the value often given is neither
 
 
 def test_exercise_3_perfect_and_average_drafters():
     assert theory.expected_tokens(1.0, 4) == 5
-    assert theory.expected_tokens_without_bonus(1.0, 4) == 4  # the notebook takes γ + 1 as this formula's limit
+    assert theory.expected_tokens_without_bonus(1.0, 4) == 4  # introductions take γ + 1 as this formula's limit
     assert theory.expected_tokens_without_bonus(0.5, 4) == 1.875
     assert theory.expected_tokens(0.5, 4) == 1.9375
 

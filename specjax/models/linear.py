@@ -36,7 +36,7 @@ def product(lhs, rhs, dimension_numbers, precision=None, preferred_element_type=
 def attend_to_table(hidden: Float[Array, "*B D"], table: Float[Array, "V D"]) -> Float[Array, "*B V"]:
     """Logits by a tied head: two matrices, none of them transposed, or XLA on CPU may copy the table in every step."""
     rows = hidden.reshape(-1, hidden.shape[-1])
-    return product(rows, table, (((1,), (1,)), ((), ()))).reshape(*hidden.shape[:-1], -1)
+    return product(rows, table, (((1,), (1,)), ((), ()))).reshape(*hidden.shape[:-1], table.shape[0])
 
 
 def _one_of_two(multiply, lhs, axis: int):

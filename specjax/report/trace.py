@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding import Origin
-from specjax.decoding.generate import Run
 from specjax.decoding.round import Inputs, decode_round
+from specjax.decoding.run import Run
 from specjax.decoding.state import Decoder, State
 from specjax.models import LanguageModel
 from specjax.protocol import Proposal, Verdict, Verifier, node_laws, token_probabilities

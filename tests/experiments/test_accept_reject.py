@@ -1,4 +1,4 @@
-"""The notebook's 1,000 trials: conditional rates and running products are two different columns."""
+"""The 1,000 trials: conditional rates and running products are two different columns."""
 
 import json
 

@@ -226,7 +226,7 @@ def small(folder):
     config = compare_config.get_config()
     config.model, config.drafters, config.dtypes = str(folder), ("ngram",), ("float32",)
     config.threads, config.repeats, config.settle_seconds, config.load_repeats = 1, 2, 0.0, 1
-    config.greedy_prompts, config.timed_prompts, config.max_new_tokens = 2, 2, 8
+    config.greedy_prompts, config.timed_prompts, config.max_new_tokens, config.greedy_new_tokens = 2, 2, 8, 8
     config.logit_positions, config.perplexity_tokens, config.prompt_chars = 40, 64, 200
     return config
 

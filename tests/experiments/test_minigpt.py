@@ -1,4 +1,4 @@
-"""The notebook's pair in small: every section is there, the checks pass, and a second run trains nothing again."""
+"""The pair in small: every section is there, the checks pass, and a second run trains nothing again."""
 
 import json
 
@@ -63,13 +63,13 @@ def test_second_run_reuses_every_stage(finished, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("role, parameters", [("drafter", 26_772), ("target", 202_644)])
-def test_parameters_of_the_notebook(role, parameters):
+def test_parameters_of_the_pair(role, parameters):
     model_config = minigpt.architecture(config_file.get_config(), role)
     model = jax.eval_shape(lambda key: LanguageModel.init(model_config, key), jax.random.key(0))
     assert sum(np.prod(x.shape) for x in jax.tree.leaves(model)) == minigpt.parameters(model_config) == parameters
 
 
-def test_texts_and_batches_are_the_notebooks():
+def test_texts_and_batches_are_as_described():
     texts = cyclic_texts(500, 12, 8)
     assert texts.shape == (500, 12) and texts[6].tolist() == [7, 8, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2]
     batches = list(epochs_of_batches(texts, 32, epochs=2))

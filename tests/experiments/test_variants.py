@@ -10,7 +10,7 @@ import pytest
 from configs import replay as replay_config
 from configs import variants as variants_config
 from experiments import replay, variants
-from experiments.acceptance import along_the_text
+from experiments.acceptance import along_corpus
 from experiments.families import FAMILIES
 from experiments.trained_pair import prepare_text, train_drafter, train_target
 from experiments.training_stage import Text
@@ -120,6 +120,22 @@ def test_every_family_of_the_config_can_be_built_and_decoded_in_all_its_forms(sm
         assert shapes[0].shape == () and "positions" in shapes[1]
 
 
+@pytest.mark.slow
+def test_a_reduced_vocabulary_is_trained_and_saved_with_its_ids(small, tmp_path):
+    config = variants_config.get_config()
+    config.family_settings.eagle3.draft_vocab = 8
+    config.drafter_training.update(
+        steps=2, batch_size=2, window=24, log_every=1, eval_every=2, save_every=2, eval_prompts=2, eval_new_tokens=4
+    )
+    config.drafter_training.optimizer.warmup_steps = 1
+    config.decoding.prompt_length = 8
+    target, text = small
+    stages = Stages(tmp_path)
+    stages.run("target", {}, lambda folder: {})
+    trained = variants.train_family(config, stages, text, target, "eagle3")
+    assert trained.params["draft_to_target"].shape == (8,)
+
+
 @pytest.mark.parametrize("name", ["independent", "medusa", "eagle", "eagle3", "block", "ngram"])
 def test_overlap_along_a_text(small, name):
     """Untrained drafters: every depth has a number in (0, 1), the same one at all depths for a language model."""
@@ -127,7 +143,7 @@ def test_overlap_along_a_text(small, name):
     config.quality.update(texts=2, text_length=24, depths=3)
     target, text = small
     family = FAMILIES[name](config.family_settings[name], target, text)
-    values = list(along_the_text(config, text, target, family, family.initial(jax.random.key(1))).values())
+    values = list(along_corpus(config, text, target, family, family.initial(jax.random.key(1))).values())
     assert len(values) == 3
     if name == "ngram":
         assert values == [None] * 3

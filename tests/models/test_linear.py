@@ -70,6 +70,12 @@ def test_a_tied_head_copies_no_table(rows, dtype):
     assert not [op for op in found if op[0] in ("copy", "transpose") and op[1] == table.size]
 
 
+@pytest.mark.parametrize("shape", [(3,), (2, 0, 3), (2, 5, 3)])
+def test_a_tied_head_of_any_number_of_rows(shape):
+    hidden, table = jax.random.normal(jax.random.key(0), shape), jax.random.normal(jax.random.key(1), (7, 3))
+    np.testing.assert_allclose(attend_to_table(hidden, table), hidden @ table.T, atol=1e-6)
+
+
 def test_a_layer_may_begin_at_zero():
     config = TransformerConfig(vocab_size=3, d_model=8, num_layers=1, num_heads=1)
     x = jnp.ones((1, 8))
