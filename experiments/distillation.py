@@ -7,8 +7,8 @@ from ml_collections import ConfigDict
 
 from experiments import decoding_speed as speed
 from experiments.decoding_speed import Setting
-from experiments.trained_pair import prepare_text, train_drafter, train_target
-from experiments.training_stage import Text
+from experiments.trained_pair import check_objectives, prepare_text, train_drafter, train_target
+from experiments.training_stage import Text, check_training
 from specjax.decoding import generate
 from specjax.drafters import Independent
 from specjax.keys import row_keys
@@ -91,6 +91,12 @@ def _check(config: ConfigDict) -> None:
         window = config.target_training.window if role == "target" else config.drafter_training.window
         if window >= context:
             raise ValueError(f"the {role}'s training window {window} must be below its context_length {context}")
+    for field, least in (("prompt_length", 1), ("survey_prompts", 1), ("timed_prompts", 1), ("coupled_prompts", 0)):
+        if decoding[field] < least:
+            raise ValueError(f"decoding.{field} must be at least {least}; got {decoding[field]}")
+    check_training("target_training", config.target_training)
+    check_training("drafter_training", config.drafter_training)
+    check_objectives(config)
     if 1 not in decoding.widths:
         raise ValueError(f"decoding.widths must hold 1, the step that others are compared with; got {decoding.widths}")
     if decoding.repeats < 5:

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from experiments import decoding_speed as speed
 from experiments.decoding_speed import Setting
 from experiments.trained_pair import held_out_loss, prepare_text, train_target
-from experiments.training_stage import Text, TrainingStage, plain
+from experiments.training_stage import Text, TrainingStage, check_training, plain
 from specjax.drafters import EarlyExit, Medusa
 from specjax.models import LanguageModel, TransformerConfig
 from specjax.peak_flops import measure_peak_flops
@@ -41,6 +41,8 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict:
     unknown = [name for name in config.methods if name not in known]
     if unknown or not config.methods:
         raise ValueError(f"methods must be some of {', '.join(known)}; got {', '.join(unknown) or 'none'}")
+    for name in ("target_training", "heads_training", "joint_training"):
+        check_training(name, config[name])
     stages = Stages(workdir, borrow=[config.reuse] if config.reuse else [])
     text = prepare_text(config, stages)
     target, record = train_target(config, stages, text)

@@ -21,7 +21,7 @@ from experiments.acceptance import along_texts
 from experiments.answer_stage import AnswerData, TokenPrompt, answer_prompts, prepare_prompts
 from experiments.decoding_speed import Setting
 from experiments.families import FAMILIES, Family
-from experiments.training_stage import TrainingStage, plain
+from experiments.training_stage import TrainingStage, check_training, plain
 from specjax import pretrained
 from specjax.data.pipeline import encode_documents
 from specjax.data.text import StandardLibrary, load_corpus
@@ -99,6 +99,7 @@ def check_config(config: ConfigDict) -> None:
             f"answers.batch {config.answers.batch} must be a multiple of the number of answers.temperatures, "
             f"{len(config.answers.temperatures)}, so that every batch has the same mixture"
         )
+    check_training("training", config.training)
     if not 0 <= config.training.corpus_fraction < 1:
         raise ValueError(f"training.corpus_fraction must be in [0, 1); got {config.training.corpus_fraction}")
     if not 1 <= config.training.context <= config.training.window:

@@ -100,6 +100,28 @@ def finished_stages(workdir: str, names: Sequence[str]) -> tuple[pathlib.Path, d
     return folder, results
 
 
+DRAFTERS = ("corpus", "distilled")
+
+
+def check_objectives(config: ConfigDict) -> None:
+    """Raises ValueError for models, drafters or a distillation that cannot be, before there is a text or a target."""
+    models = [TransformerConfig(vocab_size=257, **config[role].to_dict()) for role in ("drafter", "target")]
+    distillation = config.distillation
+    try:
+        Distillation(*models, distillation.divergence, distillation.beta)
+    except ValueError as error:
+        raise ValueError(f"distillation: {error}") from None
+    shares = distillation.target_samples, distillation.drafter_samples
+    if min(shares) < 0 or sum(shares) > 1:
+        raise ValueError(
+            "distillation.target_samples and distillation.drafter_samples are shares of the steps, at least 0 and "
+            f"together at most 1; got {shares[0]} and {shares[1]}"
+        )
+    for name in config.drafters:
+        if name not in DRAFTERS:
+            raise ValueError(f"drafters must be some of {', '.join(DRAFTERS)}; got {name!r}")
+
+
 def train_target(config: ConfigDict, stages: Stages, text: Text) -> tuple[LanguageModel, dict]:
     """Stage "target": next-token training on the corpus."""
     model = TransformerConfig(vocab_size=text.tokenizer.vocab_size, **config.target.to_dict())
@@ -119,13 +141,9 @@ def train_drafter(
     """Stage "drafter_<name>": "corpus" trains it like a target, "distilled" on the target's laws."""
     model = TransformerConfig(vocab_size=text.tokenizer.vocab_size, **config.drafter.to_dict())
     training, distillation = config.drafter_training, config.distillation
-    objectives = {
-        "corpus": lambda: NextToken(model),
-        "distilled": lambda: Distillation(model, target.config, distillation.divergence, distillation.beta),
-    }
-    if name not in objectives:
-        raise ValueError(f"drafters must be some of {', '.join(objectives)}; got {name!r}")
-    distilled = name == "distilled"
+    distilled, objective = name == "distilled", NextToken(model)
+    if distilled:
+        objective = Distillation(model, target.config, distillation.divergence, distillation.beta)
     drafter = Independent(model, config.decoding.common_draft_length)
     prompts = text.prompts(training.eval_prompts, config.decoding.prompt_length, config.seed + 1)
     evaluators = [HeldOutDecoding(target, drafter, prompts, training.eval_new_tokens, Sampling.of(1.0))]
@@ -152,7 +170,7 @@ def train_drafter(
     run = TrainingStage(
         config,
         text,
-        objectives[name](),
+        objective,
         *_whole_model(model),
         training,
         evaluators,

@@ -130,6 +130,21 @@ class TrainingStage:
         return checkpoints.restore(result.state, step=step).eval_params
 
 
+def check_training(name: str, training: ConfigDict) -> None:
+    """What a stage would notice only when it begins, which may be after other stages' hours.
+
+    Raises:
+        ValueError: naming the field of the config, its value and the limit.
+    """
+    for field in ("steps", "batch_size", "window", "log_every", "eval_every", "save_every"):
+        if training[field] < 1:
+            raise ValueError(f"{name}.{field} must be at least 1; got {training[field]}")
+    try:
+        OptimizerConfig(total_steps=training.steps, **training.optimizer.to_dict())
+    except ValueError as error:
+        raise ValueError(f"{name}.optimizer: {error}") from None
+
+
 def plain(inputs: Mapping[str, Any]) -> dict:
     """Inputs of a stage, configs as dicts."""
     return {name: value.to_dict() if isinstance(value, ConfigDict) else value for name, value in inputs.items()}

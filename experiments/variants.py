@@ -14,7 +14,7 @@ from experiments.acceptance import measure_quality
 from experiments.decoding_speed import Setting
 from experiments.families import FAMILIES, Family
 from experiments.trained_pair import prepare_text, train_target
-from experiments.training_stage import Text, TrainingStage, plain
+from experiments.training_stage import Text, TrainingStage, check_training, plain
 from specjax.models import LanguageModel
 from specjax.peak_flops import measure_peak_flops
 from specjax.protocol import FIXED, Drafter
@@ -48,6 +48,8 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict:
     unknown = [name for name in config.families if name not in FAMILIES]
     if unknown or not config.families:
         raise ValueError(f"families must be some of {', '.join(FAMILIES)}; got {', '.join(unknown) or 'none'}")
+    for name in ("target_training", "drafter_training"):
+        check_training(name, config[name])
     stages = Stages(workdir, borrow=[config.reuse] if config.reuse else [])
     text = prepare_text(config, stages)
     target, target_record = train_target(config, stages, text)

@@ -101,6 +101,7 @@ DEMO = ("--config", "configs/demo.py")
         ((*DEMO, "--config.num_layers=1"), ("did you mean --config.target.num_layers?",)),
         ((*DEMO, "--config.seed.x=1"), ("--config.seed.x", "did you mean --config.seed?")),
         ((*DEMO, "--config.seed=one"), ("--config.seed", "int", "'one'")),
+        ((*DEMO, "--config.seed=-1"), ("seed must be at least 0; got -1",)),
         ((*DEMO, "--config.rate=fast"), ("--config.rate", "float", "'fast'")),
         ((*DEMO, "--config.target.bias=7"), ("--config.target.bias", "bool", "'7'")),
         ((*DEMO, "--config.limit=x"), ("--config.limit", "int", "'x'")),

@@ -104,6 +104,35 @@ def flat(tree, prefix=""):
             yield prefix + name, value
 
 
+@pytest.mark.parametrize(
+    "field, value, message",
+    [
+        ("drafter_training.steps", 0, "drafter_training.steps must be at least 1; got 0"),
+        ("target_training.batch_size", 0, "target_training.batch_size must be at least 1; got 0"),
+        ("target_training.eval_every", 0, "target_training.eval_every must be at least 1; got 0"),
+        ("target_training.window", 100_000, "training window 100000 must be below"),
+        ("target_training.optimizer.learning_rate", -1.0, "target_training.optimizer: learning_rate must be > 0"),
+        ("drafter_training.optimizer.schedule", "foo", "drafter_training.optimizer: schedule must be one of .* 'foo'"),
+        ("distillation.divergence", "foo", "distillation: .*'foo'"),
+        ("distillation.target_samples", 1.5, "together at most 1; got 1.5 and 0.0"),
+        ("drafters", ("copus",), "drafters must be some of corpus, distilled; got 'copus'"),
+        ("decoding.prompt_length", 0, "decoding.prompt_length must be at least 1; got 0"),
+        ("decoding.coupled_prompts", -1, "decoding.coupled_prompts must be at least 0; got -1"),
+        ("decoding.timed_prompts", 0, "decoding.timed_prompts must be at least 1; got 0"),
+        ("decoding.repeats", 0, "decoding.repeats must be at least 5; got 0"),
+        ("decoding.new_tokens", 100_000, "exceed target.context_length 256"),
+        ("target.d_model", 7, "d_model 7 must be a multiple of num_heads 8"),
+        ("drafter.num_heads", 7, "must be a multiple of num_heads 7"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_read_or_trained(tmp_path, field, value, message):
+    config = quickstart.get_config()
+    config.update_from_flattened_dict({field: value})
+    with pytest.raises(ValueError, match=message) as error:
+        distillation.run(config, tmp_path)
+    assert "\n" not in str(error.value) and not list(tmp_path.iterdir())
+
+
 def test_a_benchmark_without_models_says_what_to_do(tmp_path):
     config = benchmark_config.get_config()
     config.models = str(tmp_path)
