@@ -12,7 +12,8 @@ Another drafter: --config.drafters="('ngram','saved')" with its folder,
 A stopped run goes on at the batch of prompts at which it was stopped. --config.prompts_per_category=0 takes all of
 them, --config.turns=all asks the follow-up questions too.
 
-Cost: not measured yet. It has run in small, with SmolLM2-135M on 3 prompts beside other programs.
+Cost on 2 CPU cores with SmolLM2-135M in bfloat16: 13 prompts × 64 tokens under 3 settings, 3 repeats and a warm-up, 8
+minutes. README has the figures of that run.
 """
 
 from ml_collections import ConfigDict, config_dict
