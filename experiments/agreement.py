@@ -40,7 +40,7 @@ def perplexity(logits: Iterable[np.ndarray], tokens: Sequence[int]) -> float:
     return float(np.exp(total / at))
 
 
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+def first_difference(one: Sequence[int] | np.ndarray, other: Sequence[int] | np.ndarray) -> int | None:
     """Where two texts part; for a text that is the beginning of the other, its length; None for equal ones."""
     shorter = min(len(one), len(other))
     for position in range(shorter):

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.agreement import first_difference
 from specjax import theory
 from specjax.decoding import generate
 from specjax.decoding.run import Run
@@ -283,11 +284,12 @@ def gap_where_texts_part(
 
     Greedy texts choose by logit; with a row's key, texts of the position stream choose by log p + Gumbel noise.
     """
-    shorter = min(len(tokens), len(other))
-    differ = np.flatnonzero(tokens[:shorter] != other[:shorter])
-    if not differ.size:
-        return None if len(tokens) == len(other) else math.inf
-    text = jnp.asarray(np.concatenate([prompt, tokens[: differ[0]]])[None], jnp.int32)
+    position = first_difference(tokens, other)
+    if position is None:
+        return None
+    if position == min(len(tokens), len(other)):
+        return math.inf
+    text = jnp.asarray(np.concatenate([prompt, tokens[:position]])[None], jnp.int32)
     scores = target(text)[0][:, -1]
     if row_key is not None:
         noise = Noise(row_key[None], jnp.array([text.shape[1]]), Stream.POSITION)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from experiments.agreement import first_difference
 from experiments.decoding_speed import gap_where_texts_part
 from experiments.generation_settings import DRAFTERS, FROM_A_FOLDER
 from specjax.models import LanguageModel
@@ -81,9 +82,7 @@ def where_parted(model: LanguageModel, ids: Sequence[int], plain: np.ndarray, te
     gap = gap_where_texts_part(model, ids, plain, text)
     if gap is None:
         return None
-    shorter = min(len(plain), len(text))
-    position = next((i for i in range(shorter) if plain[i] != text[i]), shorter)
-    return {"position": position, "gap": None if math.isinf(gap) else gap}
+    return {"position": first_difference(plain, text), "gap": None if math.isinf(gap) else gap}
 
 
 def widest_gap(parted: Sequence[dict]) -> float:

@@ -20,10 +20,10 @@ from experiments.pretrained_setting import (
 )
 from specjax.data.prompts import Prompt, PromptFiles
 from specjax.decoding import Generation, generate
+from specjax.decoding.state import shared_context
 from specjax.events import Progress
 from specjax.peak_flops import measure_peak_flops
 from specjax.pretrained import Pretrained, load
-from specjax.pretrained.fitting import shared_context
 from specjax.report import plots
 from specjax.report.bootstrap import bootstrap_speedup
 from specjax.report.environment import environment

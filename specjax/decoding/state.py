@@ -41,9 +41,12 @@ class Decoder:
 
     @property
     def context_length(self) -> int:
-        """Tokens of the longest text that both models can follow."""
-        contexts = self.target.context_length, self.drafter.context_length
-        return min(context for context in contexts if context is not None)
+        return shared_context(self.target, self.drafter)
+
+
+def shared_context(target: TransformerConfig, drafter: Drafter) -> int:
+    """Tokens of the longest text that both can follow."""
+    return min(target.context_length, drafter.context_length or target.context_length)
 
 
 @struct.dataclass

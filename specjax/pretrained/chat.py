@@ -4,8 +4,9 @@ from typing import Any
 
 import jax
 
+from specjax.decoding.state import shared_context
 from specjax.pretrained.drafters import with_params
-from specjax.pretrained.fitting import bucket, shared_context
+from specjax.pretrained.fitting import bucket
 from specjax.pretrained.text_run import TextGeneration, TextStream, text_seeds
 
 

@@ -2,15 +2,11 @@
 
 from collections.abc import Sequence
 
+from specjax.decoding.state import shared_context
 from specjax.models import TransformerConfig
 from specjax.protocol import Drafter
 
 SHORTEST_BUFFER = 64
-
-
-def shared_context(target: TransformerConfig, drafter: Drafter) -> int:
-    """Tokens of the longest text that both can follow."""
-    return min(target.context_length, drafter.context_length or target.context_length)
 
 
 def bucket(needed: int, context: int) -> int:

@@ -11,11 +11,12 @@ import numpy as np
 from specjax.data.chat_template import ChatTemplate
 from specjax.data.pretrained_tokenizer import PretrainedTokenizer
 from specjax.decoding import Run, StopStrings
+from specjax.decoding.state import shared_context
 from specjax.models import LanguageModel
 from specjax.penalties import Penalties
 from specjax.pretrained.chat import Chat
 from specjax.pretrained.drafters import with_params
-from specjax.pretrained.fitting import bucket, check_fits, shared_context
+from specjax.pretrained.fitting import bucket, check_fits
 from specjax.pretrained.text_run import TextGeneration, TextRun, TextStream, text_seeds
 from specjax.pretrained.visible_text import VisibleText
 from specjax.protocol import Verifier
