@@ -36,6 +36,7 @@ flags.adopt_module_key_flags(command_line)
 def main(argv):
     del argv
     config = CONFIG.value
+    command_line.check_seed(config)
     workdir = command_line.make_workdir(WORKDIR.value, flags.FLAGS["config"].config_filename)
     command_line.use_compilation_cache(COMPILATION_CACHE.value)
     command_line.load_experiment(config).run(config, workdir)

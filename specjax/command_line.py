@@ -52,6 +52,12 @@ def run(main: Callable[[list[str]], None], config: str = "config") -> None:
         _finish(USER_ERROR, str(error))
 
 
+def check_seed(config: ConfigDict) -> None:
+    """Raises UserError for a negative one, which no generator of random numbers takes."""
+    if config.get("seed", 0) < 0:
+        raise UserError(f"seed must be at least 0; got {config.seed}")
+
+
 def load_experiment(config: ConfigDict, folder: Path = ROOT / "experiments") -> types.ModuleType:
     """The module of the experiment that `config.experiment` names.
 
@@ -60,8 +66,6 @@ def load_experiment(config: ConfigDict, folder: Path = ROOT / "experiments") -> 
     """
     defines_run = re.compile(r"^def run\(", re.MULTILINE)  # the others are parts that experiments share
     names = [path.stem for path in folder.glob("*.py") if defines_run.search(path.read_text(encoding="utf-8"))]
-    if config.get("seed", 0) < 0:
-        raise UserError(f"seed must be at least 0; got {config.seed}")
     name = config.get("experiment")
     if name is None:
         raise UserError(f"the config has no field experiment: one of {', '.join(sorted(names))}")
