@@ -21,6 +21,7 @@ from specjax.data.tokenizer import Tokenizer
 from specjax.events import EventWriter, Progress
 from specjax.training.checkpoints import Checkpoints
 from specjax.training.fit import FitResult, Schedule, fit
+from specjax.training.precision import computing_in
 from specjax.training.state import OptimizerConfig
 
 
@@ -59,7 +60,8 @@ class TrainingStage:
         objective: what is minimised.
         initial: initial parameters from a key.
         save: writes finished parameters into the stage's folder.
-        training: settings: steps, batch_size, window, optimizer, log_every, eval_every, save_every.
+        training: settings: steps, batch_size, window, optimizer, log_every, eval_every, save_every; compute_dtype, in
+            which the models compute while they are trained (None: their own).
         evaluators: what is measured while training.
         best: held-out metric whose best checkpoint is kept (None: the last one).
         frozen, prepare: as `fit` takes them.
@@ -92,7 +94,7 @@ class TrainingStage:
         ):
             writer.table("config/all", self.config.to_dict())
             result = fit(
-                self.objective,
+                computing_in(self.objective, training.compute_dtype),
                 initial,
                 batches,
                 OptimizerConfig(total_steps=training.steps, **training.optimizer.to_dict()),
@@ -139,6 +141,10 @@ def check_training(name: str, training: ConfigDict) -> None:
     for field in ("steps", "batch_size", "window", "log_every", "eval_every", "save_every"):
         if training[field] < 1:
             raise ValueError(f"{name}.{field} must be at least 1; got {training[field]}")
+    try:
+        computing_in(None, training.compute_dtype)
+    except ValueError as error:
+        raise ValueError(f"{name}.{error}") from None
     try:
         OptimizerConfig(total_steps=training.steps, **training.optimizer.to_dict())
     except ValueError as error:
