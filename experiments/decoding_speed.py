@@ -1,8 +1,10 @@
 """How fast a pair decodes, and why: survival per depth, cost of the parts of a round, and wall clock, interleaved."""
 
+import concurrent.futures
 import dataclasses
 import itertools
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 
 from experiments.agreement import first_difference
 from specjax import theory
-from specjax.decoding import generate
+from specjax.decoding import Generation, generate
 from specjax.decoding.run import Run
 from specjax.drafters import Independent
 from specjax.events import Progress
@@ -193,32 +195,36 @@ def time_settings(
     """
     timed = {setting.name: Timed(setting) for setting in settings}
     parts = {}
-    for setting in settings:
+
+    def decode(setting: Setting) -> list[Generation]:
+        batches = [range(at, min(at + setting.batch, len(prompts))) for at in range(0, len(prompts), setting.batch)]
+        return [
+            generate(
+                target, [prompts[i] for i in rows], max_new_tokens=new_tokens, seed=list(rows), **setting.arguments
+            )
+            for rows in batches
+        ]
+
+    def warm_up(setting: Setting) -> None:
         # The cost model is of one row, and of rounds that all draft and verify the same number of nodes.
         if setting.drafter is not None and setting.batch == 1 and len(setting.drafter.widths) == 1:
             probes = costs.probes(start(target, setting, prompts[: setting.batch], new_tokens), (), turns)
             parts[setting.name] = {"ideal": probes["ideal"], "verify": probes["verify"]}
+            jax.block_until_ready([thunk() for thunk in parts[setting.name].values()])
+        decode(setting)
+
     with Progress((repeats + 1) * len(settings), "timing", unit="run") as progress:
-        for turn, (name, record) in itertools.product(range(repeats + 1), timed.items()):
-            size = record.setting.batch
-            results = [
-                generate(
-                    target,
-                    prompts[at : at + size],
-                    max_new_tokens=new_tokens,
-                    seed=list(range(at, at + len(prompts[at : at + size]))),
-                    **record.setting.arguments,
-                )
-                for at in range(0, len(prompts), size)
-            ]
-            part_seconds = {part: timing.seconds_of(thunk) / turns for part, thunk in parts.get(name, {}).items()}
+        # Compiling is most of it, and keeps little more than one core busy.
+        with concurrent.futures.ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+            for _ in pool.map(warm_up, settings):
+                progress.update()
+        for _, (name, record) in itertools.product(range(repeats), timed.items()):
+            results = decode(record.setting)
+            for part, thunk in parts.get(name, {}).items():
+                record.parts.setdefault(part, []).append(timing.seconds_of(thunk) / turns)
             progress.update()
-            if turn == 0:
-                continue  # warm-up
             record.seconds.append(sum(result.decode_seconds for result in results))
             record.prefill_seconds.append(sum(result.prefill_seconds for result in results))
-            for part, seconds in part_seconds.items():
-                record.parts.setdefault(part, []).append(seconds)
             record.tokens = [tokens for result in results for tokens in result.tokens]
             record.counts = CountTable.concatenate([result.counts for result in results])
     return timed
