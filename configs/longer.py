@@ -19,7 +19,7 @@ def get_config() -> ConfigDict:
     for training in (config.target_training, config.drafter_training):
         training.steps = 4000
         training.eval_every = training.save_every = 1000
-    config.distillation.target_samples = 0.15
+    config.distillation.target_texts = 1152
     config.expected.bits_per_byte = 2.1
     config.expected.speedup_greedy = 1.8
     config.expected.speedup_sampled = 1.6

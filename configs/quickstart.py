@@ -25,25 +25,26 @@ def get_config() -> ConfigDict:
 
     # About 10M parameters, so that a one-token step reads more memory than the caches of a small CPU hold.
     config.target = ConfigDict(dict(num_layers=3, d_model=512, num_heads=8, num_kv_heads=2, d_ff=2304, **_model()))
-    config.target_training = _training(steps=1400, learning_rate=1e-3)
+    config.target_training = _training(steps=1300, learning_rate=1e-3)
     config.target_training.eval_batches = 64
 
     config.drafters = ("corpus", "distilled")
     config.drafter = ConfigDict(dict(num_layers=1, d_model=192, num_heads=3, num_kv_heads=1, d_ff=768, **_model()))
-    config.drafter_training = _training(steps=1200, learning_rate=2e-3)
+    config.drafter_training = _training(steps=1100, learning_rate=2e-3)
     config.drafter_training.eval_prompts = 8
     config.drafter_training.eval_new_tokens = 64
     # Shares of the steps trained on texts that the target or the drafter itself wrote, the rest on the corpus.
     config.distillation = ConfigDict(
-        dict(divergence="forward_kl", beta=0.5, target_samples=0.04, drafter_samples=0.0, prompt_length=32)
+        dict(divergence="forward_kl", beta=0.5, target_samples=0.16, drafter_samples=0.0, prompt_length=32)
     )
+    config.distillation.target_texts = 384  # written by the target before the drafter's training begins
 
     # Greedy text of a small target is unlike the corpus; without having seen some, a drafter follows it badly.
     config.distillation.target_sample_temperature = 0.0
 
     config.decoding = ConfigDict(dict(prompt_length=32, new_tokens=96, common_draft_length=7))
     config.decoding.draft_lengths = (3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16)  # the best one is picked by prediction
-    config.decoding.widths = (1, 4, 8, 12, 17)
+    config.decoding.widths = (1, 5, 9, 17)
     config.decoding.survey_prompts = 32
     config.decoding.survey_new_tokens = 64
     config.decoding.timed_prompts = 5
@@ -64,6 +65,8 @@ def _model() -> dict:
 def _training(steps: int, learning_rate: float) -> ConfigDict:
     """Small batches: at this size a second step is worth more than a second row."""
     training = ConfigDict(dict(steps=steps, batch_size=2, window=128, log_every=20))
+    training.compute_dtype = config_dict.placeholder(str)
+    training.compute_dtype = "bfloat16"  # of the training step alone; parameters and decoding stay float32
     training.eval_every, training.save_every = steps // 4, steps // 2
     training.optimizer = ConfigDict(
         dict(

@@ -18,6 +18,7 @@ from specjax.data.pipeline import (
     bits_per_byte,
     encode_documents,
     evaluation_batches,
+    held_out_prompts,
 )
 from specjax.data.text import JsonLines, StandardLibrary, TextFiles, load_corpus
 from specjax.data.tokenizer import BPETokenizer, ByteTokenizer, load_tokenizer
@@ -29,6 +30,7 @@ from specjax.training.mixture import Mixture
 from specjax.training.objectives import Distillation, NextToken
 from specjax.training.rollouts import HeldOutDecoding, HeldOutLoss, Sampled, TextSample
 from specjax.training.saved_model import load_model, save_model
+from specjax.training.written_texts import Written, write_texts
 
 SOURCES = {"standard_library": StandardLibrary, "files": TextFiles, "jsonl": JsonLines}
 
@@ -111,6 +113,13 @@ def check_objectives(config: ConfigDict) -> None:
         Distillation(*models, distillation.divergence, distillation.beta)
     except ValueError as error:
         raise ValueError(f"distillation: {error}") from None
+    if distillation.target_texts < 1:
+        raise ValueError(f"distillation.target_texts must be at least 1; got {distillation.target_texts}")
+    if not 1 <= distillation.prompt_length <= config.drafter_training.window:
+        raise ValueError(
+            f"distillation.prompt_length must be from 1 to the drafter's training window "
+            f"{config.drafter_training.window}; got {distillation.prompt_length}"
+        )
     shares = distillation.target_samples, distillation.drafter_samples
     if min(shares) < 0 or sum(shares) > 1:
         raise ValueError(
@@ -149,16 +158,11 @@ def train_drafter(
     evaluators = [HeldOutDecoding(target, drafter, prompts, training.eval_new_tokens, Sampling.of(1.0))]
     mixture = None
     if distilled and (distillation.target_samples or distillation.drafter_samples):
-        length = distillation.prompt_length
-        mixture = Mixture(
-            (
-                (
-                    distillation.target_samples,
-                    Sampled(target.config, target.params, length, distillation.target_sample_temperature),
-                ),
-                (distillation.drafter_samples, Sampled(model, None, length)),
-            )
-        )
+        sources = [(distillation.drafter_samples, Sampled(model, None, distillation.prompt_length))]
+        if distillation.target_samples:
+            texts = Written(write_target_texts(config, stages, text, target), distillation.prompt_length)
+            sources.append((distillation.target_samples, texts))
+        mixture = Mixture(tuple(sources))
     inputs = {
         "model": config.drafter,
         "training": training,
@@ -179,6 +183,23 @@ def train_drafter(
         prepare=mixture,
     )
     return stages.run(f"drafter_{name}", plain(inputs), run, _load_trained)
+
+
+def write_target_texts(config: ConfigDict, stages: Stages, text: Text, target: LanguageModel) -> np.ndarray:
+    """Stage "target_texts": prompts from the training text, continued by the target, as wide as a training batch."""
+    distillation = config.distillation
+    length, width = distillation.prompt_length, config.drafter_training.window + 1
+    temperature, number = distillation.target_sample_temperature, distillation.target_texts
+
+    def run(folder: pathlib.Path):
+        tokens, end = text.train.tokens, text.tokenizer.end_of_text
+        prompts = held_out_prompts(tokens, number, length, length, config.seed + 8, end_of_text=end)
+        np.save(folder / "tokens.npy", write_texts(target, prompts, width - length, temperature, config.seed + 9))
+        return {"texts": number, "tokens": number * (width - length)}
+
+    inputs = {"target": stages.hash_of("target"), "prompt_length": length, "width": width, "texts": number,
+              "temperature": temperature, "seed": config.seed}  # fmt: skip
+    return stages.run("target_texts", inputs, run, lambda folder, result: np.load(folder / "tokens.npy"))
 
 
 def held_out_loss(text: Text, objective: NextToken, training: ConfigDict) -> HeldOutLoss:

@@ -22,7 +22,7 @@ def tiny(folder):
         training.optimizer.warmup_steps = 2
     config.drafter_training.eval_prompts, config.drafter_training.eval_new_tokens = 2, 8
     config.distillation.target_samples = config.distillation.drafter_samples = 0.4
-    config.distillation.prompt_length = 4
+    config.distillation.prompt_length, config.distillation.target_texts = 4, 3
     decoding = config.decoding
     decoding.prompt_length, decoding.new_tokens, decoding.common_draft_length = 8, 16, 2
     decoding.draft_lengths, decoding.widths = (2,), (1, 3)
@@ -91,7 +91,7 @@ def test_the_longer_config_differs_in_effort_alone():
     changed = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
     effort = ("steps", "eval_every", "save_every")
     allowed = {f"{model}_training.{name}" for model in ("target", "drafter") for name in effort}
-    allowed |= {"distillation.target_samples", *(name for name in ours if name.startswith("expected."))}
+    allowed |= {"distillation.target_texts", *(name for name in ours if name.startswith("expected."))}
     assert changed <= allowed
     assert ours["target_training.steps"] > theirs["target_training.steps"]
 
@@ -115,6 +115,9 @@ def flat(tree, prefix=""):
         ("drafter_training.optimizer.schedule", "foo", "drafter_training.optimizer: schedule must be one of .* 'foo'"),
         ("distillation.divergence", "foo", "distillation: .*'foo'"),
         ("distillation.target_samples", 1.5, "together at most 1; got 1.5 and 0.0"),
+        ("distillation.target_texts", 0, "distillation.target_texts must be at least 1; got 0"),
+        ("distillation.prompt_length", 129, "must be from 1 to the drafter's training window 128; got 129"),
+        ("target_training.compute_dtype", "int8", "target_training.compute_dtype must be one of .*; got 'int8'"),
         ("drafters", ("copus",), "drafters must be some of corpus, distilled; got 'copus'"),
         ("decoding.prompt_length", 0, "decoding.prompt_length must be at least 1; got 0"),
         ("decoding.coupled_prompts", -1, "decoding.coupled_prompts must be at least 0; got -1"),
