@@ -18,6 +18,7 @@ from specjax.drafters import (
     BlockDrafter,
     Eagle,
     EagleDynamic,
+    EagleSuffix,
     EagleTree,
     EarlyExit,
     Hydra,
@@ -147,13 +148,15 @@ def eagle3(settings: ConfigDict, target: LanguageModel, text: Text) -> Family:
 
 
 def _eagle(settings: ConfigDict, model: EagleConfig, objective, target: LanguageModel, ids=None) -> Family:
-    trees = {
+    chain = Eagle(model, settings.draft_length)
+    others = {
+        "copying": EagleSuffix.of(chain),
         "tree": EagleTree(model, Topology.from_shape(settings.tree), WITHOUT_REPLACEMENT),
         "dynamic tree": EagleDynamic(model, settings.num_nodes, settings.max_depth, settings.beam),
     }
     return Family(
-        Eagle(model, settings.draft_length),
-        lambda params: trees,
+        chain,
+        lambda params: others,
         objective,
         lambda key: split_params(model.init_params(key, target.params, ids))[0],
         {} if ids is None else {VOCABULARY: ids},

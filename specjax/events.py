@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
@@ -65,20 +64,6 @@ class EventWriter:
         """Writes a mapping, such as a config, as a table; nested mappings become dotted names."""
         rows = [f"| {_cell(name)} | {_cell(value)} |" for name, value in _flatten(values)]
         self.text(tag, "\n".join(["| name | value |", "|---|---|", *rows]), step)
-
-    def histogram(self, tag: str, values: Any, step: int) -> None:
-        """Writes the distribution of an array; non-finite entries are left out, and so is an array with no others."""
-        _check_tag(tag)
-        values = np.asarray(values, np.float64).reshape(-1)
-        values = values[np.isfinite(values)]
-        if self._writer is not None and values.size:
-            self._writer.add_histogram(tag, values, int(step))
-
-    def figure(self, tag: str, figure: Any, step: int) -> None:
-        """Writes a matplotlib figure as an image. The caller closes it."""
-        _check_tag(tag)
-        if self._writer is not None:
-            self._writer.add_figure(tag, figure, int(step), close=False)
 
     def flush(self) -> None:
         if self._writer is not None:

@@ -68,30 +68,12 @@ def test_text_and_config_are_read_back(tmp_path):
     assert lines[2:] == [f"| {name} | {value} |" for name, value in cells]
 
 
-def test_histogram_and_figure_are_read_back(tmp_path):
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(1, 1))
-    axes.plot([0, 1])
-    with EventWriter(tmp_path) as writer:
-        writer.histogram("grad/norms", jnp.array([1.0, 2.0, jnp.nan, jnp.inf]), 1)
-        writer.histogram("grad/norms", [float("nan")], 2)
-        writer.figure("plots/line", figure, 1)
-    plt.close(figure)
-    events = read(tmp_path)
-    histograms = events.Histograms("grad/norms")
-    assert [event.step for event in histograms] == [1] and histograms[0].histogram_value.num == 2
-    assert events.Images("plots/line")[0].encoded_image_string.startswith(b"\x89PNG")
-
-
 def test_without_a_folder_nothing_happens(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with EventWriter(None) as writer:
         writer.scalars({"loss/train": 1.0}, 0)
         writer.text("samples/a", "b")
         writer.table("config/all", {"a": 1})
-        writer.histogram("grad/norms", [1.0], 0)
-        writer.figure("plots/line", None, 0)
         writer.flush()
     assert not os.listdir(tmp_path)
 

@@ -145,11 +145,6 @@ def bootstrap_ratio(numerator, denominator, *, seed: int = 0, resamples: int = 2
     )
 
 
-def bootstrap_acceptance_rate(counts: CountTable, **kwargs) -> Interval:
-    """α with its interval over prompts."""
-    return bootstrap_ratio(counts.acceptances.sum(1), counts.attempts.sum(1), **kwargs)
-
-
 def bootstrap_block_efficiency(counts: CountTable, **kwargs) -> Interval:
     """τ with its interval over prompts."""
     return bootstrap_ratio(counts.emitted, counts.rounds, **kwargs)

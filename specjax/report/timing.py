@@ -68,11 +68,6 @@ def timing(seconds: Collection[float]) -> Timing:
     return Timing(float(median), float(high - low), len(seconds))
 
 
-def ratio_of_medians(numerator: Collection[float], denominator: Collection[float]) -> float:
-    """Median seconds over median seconds."""
-    return float(np.median(numerator) / np.median(denominator))
-
-
 def median_of_ratios(numerator: Collection[float], denominator: Collection[float]) -> float:
     """Median over turns of the ratio within a turn: what drifts between turns cancels.
 

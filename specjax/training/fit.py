@@ -68,8 +68,9 @@ class FitResult:
         resumed_at: the step that training went on from; 0 for a fresh run.
         tokens_per_second: over this call, with `prepare`, without the first step, evaluation and saving; None when no
             step was timed.
-        flop_utilisation: model FLOPs per second against the machine's float32 matmul peak (median over the log). Only
-            the training step's FLOPs count: texts sampled by `prepare` cost time and lower it.
+        flop_utilisation: model FLOPs per second against the machine's float32 matmul peak (median over the log); a step
+            that computes in bfloat16 can pass 1. Only the training step's FLOPs count: texts sampled by `prepare` cost
+            time and lower it.
         peak_flops: that peak, as last measured, in FLOPs per second.
     """
 

@@ -15,7 +15,7 @@ class Throughput:
         peak: float32 matmul FLOPs per second, as last measured.
     """
 
-    def __init__(self, refresh_seconds: float = 60.0):
+    def __init__(self, refresh_seconds: float = 10.0):
         self.refresh_seconds = refresh_seconds
         self._measure_peak()
         self._started = None

@@ -84,7 +84,6 @@ def test_nothing_drafted_is_undefined_not_an_error(counts):
     summary = metrics.summary(counts)
     assert summary["acceptance_rate"] is None and summary["overlap"] is None and summary["block_efficiency"] is None
     assert all(value is None for value in summary["survival_per_depth"])
-    assert metrics.bootstrap_acceptance_rate(counts) == metrics.Interval(None, None, None)
     for interval in metrics.compare_rejection(counts, counts).values():
         assert interval == metrics.Interval(None, None, None)
 

@@ -60,7 +60,6 @@ def test_paired_ratios_cancel_a_drifting_machine():
     a = [*drift[:4], 90.0]
     b = [2 * d for d in drift]
     assert timing.median_of_ratios(b, a) == 2.0
-    assert timing.ratio_of_medians([2, 4, 6], [1, 2, 9]) == 2.0
     with pytest.raises(ValueError, match="one length"):
         timing.median_of_ratios([1.0], [1.0, 2.0])
 
