@@ -227,14 +227,15 @@ def measure(
     decoding, name = config.decoding, config.family
     prompts = [prompt.ids for prompt in held_out[config.training.eval_prompts :][: decoding.prompts]]
     chains = {length: with_draft_length(family.chain, length) for length in decoding.draft_lengths}
-    drafters = {chain: name for chain in [*chains.values(), family.chain] if chain is not None}
+    plain_chains = [chain for chain in [*chains.values(), family.chain] if chain is not None]
+    drafters = dict.fromkeys(plain_chains, name)
     if decoding.trees:
         drafters |= {tree: f"{name}, {form}" for form, tree in family.trees(params).items()}
     buffer_length = max(map(len, prompts)) + decoding.new_tokens
     how = {"stop_ids": tuple(int(i) for i in target.stop_ids), "buffer_length": buffer_length}
 
     def run(folder: pathlib.Path) -> dict:
-        longest = max((d for d in drafters if d.topology.is_chain), key=lambda d: d.draft_length, default=family.chain)
+        longest = max(plain_chains, key=lambda chain: chain.draft_length)
         survey = []
         for temperature, rule in ((0.0, "greedy"), (1.0, "token")):
             setting = Setting(name, longest, params, rule, temperature, len(prompts), **how)
