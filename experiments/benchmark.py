@@ -141,9 +141,10 @@ def minimal_loop(config: ConfigDict, target: LanguageModel, prompt) -> list[dict
         sampling = Sampling.of(temperature)
         run = Run.start(target, [prompt], max_new_tokens=config.new_tokens, sampling=sampling, verifier=verifier)
         assert isinstance(run.decoder.drafter, Empty)
-        fresh = lambda run=run: jax.tree.map(jnp.copy, run.state)  # noqa: E731 (`decode` reuses the buffers it is given)
+        # `decode` reuses the buffers it is given; the copies are made by one program, not by one for each of them.
+        fresh = jax.jit(lambda state: jax.tree.map(jnp.copy, state))
         thunks = {
-            "loop": lambda: decode(run.decoder, run.inputs, fresh(), np.int32(10**6)).tokens,  # noqa: B023
+            "loop": lambda: decode(run.decoder, run.inputs, fresh(run.state), np.int32(10**6)).tokens,  # noqa: B023
             "minimal": functools.partial(
                 minimal_decode, target.config, sampling.greedy, target.params, run.state
             ),
