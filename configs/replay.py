@@ -2,10 +2,10 @@
 
     python launch.py --config configs/replay.py --workdir runs/replay
 
-Needs the models of a finished run, by default runs/quickstart. Cost: 1 minute on 2 CPU cores.
+Needs the models of a finished run, by default runs/quickstart. Cost: half a minute on 2 CPU cores.
 
-Expect: block over token from +0.03 tokens per target call at γ = 2 to +0.80 (0.66 to 0.93) at γ = 8; traversal over
-multi-round rejection by 0.09 for one to four children; four children over one by 0.23 to 0.30.
+Expect: block over token from +0.03 tokens per target call at γ = 2 to +0.63 (0.45 to 0.81) at γ = 8; traversal over
+multi-round rejection by 0.08 to 0.09 for one to four children; four children over one by 0.21 to 0.30.
 """
 
 from ml_collections import ConfigDict
