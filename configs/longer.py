@@ -4,8 +4,8 @@
 
 Cost: 15 minutes on 2 CPU cores (208 GFLOP/s; half of it beside other programs): target 10, drafters 3, measuring 2.
 
-Expect, from one run: a target of 1.96 bits per byte; best speed-ups of 1.9 at temperature 0 (α 0.83 at γ = 6) and 2.3 at
-temperature 1; rejections 42 % fewer than those of the corpus-trained drafter, which more steps help too.
+Expect, from one run: a target of 1.96 bits per byte; best speed-ups of 1.9 at temperature 0 (α 0.83 at γ = 6) and 2.3
+at temperature 1; rejections 42 % fewer than those of the corpus-trained drafter, which more steps help too.
 """
 
 from ml_collections import ConfigDict

@@ -10,8 +10,9 @@ Cost on 2 CPU cores (190 to 217 GFLOP/s) with a lent target: training 9 minutes,
 
 Expect speed-ups at temperature 1 of 2.0 (independent), 1.36 (EAGLE-3), 1.24 (Hydra), 1.23 (EAGLE), 1.19 (early exit),
 1.01 (Medusa); at temperature 0 of 1.15 (n-gram), 1.09 (Hydra's tree) and 1.01 (suffix); all others below 1. Overlap
-along held-out text 0.86 for EAGLE-3 at all depths (its fall from depth 1 to 4 is 0.003), 0.83 to 0.82 for EAGLE (0.012),
-Hydra, early exit and the independent drafter, 0.56 falling to 0.40 for the block drafter, 0.48 to 0.39 for Medusa.
+along held-out text 0.86 for EAGLE-3 at all depths (its fall from depth 1 to 4 is 0.003), 0.83 to 0.82 for EAGLE
+(0.012), Hydra, early exit and the independent drafter, 0.56 falling to 0.40 for the block drafter, 0.48 to 0.39 for
+Medusa.
 """
 
 from ml_collections import ConfigDict
