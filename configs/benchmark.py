@@ -6,8 +6,7 @@ Needs the models of a finished run, by default runs/quickstart. Cost: 5 minutes 
 
 Expect (217 GFLOP/s): best draft lengths 6 and 12 at temperatures 0 and 1, 1.71 and 2.18 times target-only; a round 0.97
 to 1.08 times the ideal one (once 1.13); measured over predicted speed-up 0.84 to 1.05; a tree of 16 nodes verified in
-1.02 to 1.03 times a chain's time; γ = 0 at 1.03 (temperature 0) and 1.05 (temperature 1) times a minimal hand-written
-loop.
+1.02 to 1.04 times a chain's time; γ = 0 at 1.01 times a minimal hand-written loop.
 
 Checks outside their limits on a noisy machine are reported as failed, not repeated.
 """
