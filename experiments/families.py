@@ -2,7 +2,7 @@
 
 One function per family. It takes the config's settings for the family and the trained target, and says what is trained
 (`objective`, `initial`), what is read beside it (`frozen`), and which drafters the result is decoded with (`forms`): a
-chain, a static tree, a tree chosen anew in every round.
+chain, one that also copies, a static tree, a tree chosen anew in every round.
 """
 
 import dataclasses

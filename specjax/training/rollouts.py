@@ -16,6 +16,7 @@ from specjax.protocol import Drafter
 from specjax.sampling import Sampling
 from specjax.training.manifest import checksum
 from specjax.training.objectives import Batch, Objective
+from specjax.training.written_texts import continuations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,5 +176,4 @@ class Sampled:
             seed=int(jax.random.bits(key, dtype=jnp.uint32)),
         )
         tokens = np.concatenate([prompts, np.stack(written.tokens)], 1)
-        mask = np.broadcast_to(np.arange(width) >= self.prompt_length, tokens.shape)
-        return {"tokens": tokens, "mask": mask}
+        return continuations(tokens, self.prompt_length)

@@ -40,6 +40,11 @@ def write_texts(
     return np.stack(rows).astype(np.int32)
 
 
+def continuations(tokens: np.ndarray, prompt_length: int) -> Batch:
+    """A batch of texts [B, T] of which only what follows the prompt counts in the loss."""
+    return {"tokens": tokens, "mask": np.broadcast_to(np.arange(tokens.shape[1]) >= prompt_length, tokens.shape)}
+
+
 @dataclasses.dataclass(frozen=True)
 class Written:
     """A source of training batches: some of the texts, as many as the corpus batch has rows (see `mixture.Mixture`).
@@ -65,5 +70,4 @@ class Written:
                 f"written texts of {self.tokens.shape[1]} tokens must be as wide as the corpus batch, {width}"
             )
         chosen = np.asarray(jax.random.choice(key, len(self.tokens), (rows,), replace=len(self.tokens) < rows))
-        mask = np.broadcast_to(np.arange(width) >= self.prompt_length, (rows, width))
-        return {"tokens": self.tokens[chosen], "mask": mask}
+        return continuations(self.tokens[chosen], self.prompt_length)
