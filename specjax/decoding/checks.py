@@ -74,7 +74,8 @@ def check_pair(
     if drafter.vocab_size not in (None, target.config.vocab_size):
         raise ValueError(
             f"the drafter's vocabulary has {drafter.vocab_size} tokens and the target's {target.config.vocab_size}; "
-            "both must use the same tokenizer, padded to one size"
+            "both must use the same tokenizer (where it is but padded to another size, an independent drafter takes "
+            f"target_vocab_size={target.config.vocab_size})"
         )
     if drafter.target not in (None, target.config):
         raise ValueError(

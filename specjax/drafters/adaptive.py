@@ -21,7 +21,7 @@ class Adaptive(Independent):
     as many steps as the longest draft needs, and the verify takes the narrowest of three widths that holds it.
 
     Attributes:
-        model, draft_length: as for `Independent`; the draft length is the longest.
+        model, draft_length, target_vocab_size: as for `Independent`; the draft length is the longest.
         stop_below: in [0, 1]; compared with the token's probability under the drafter's law (at temperature 0, under
             its softmax). 0 never stops.
     """

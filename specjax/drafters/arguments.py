@@ -7,6 +7,12 @@ def check_draft_length(draft_length: int) -> None:
         raise ValueError(f"draft_length must be at least 1; got {draft_length}. To draft nothing use Empty()")
 
 
+def check_target_vocab_size(size: int | None) -> None:
+    """Raises ValueError when there would be no token."""
+    if size is not None and size < 1:
+        raise ValueError(f"target_vocab_size must be at least 1; got {size}. None stands for the drafter's own")
+
+
 def check_matches(min_match: int, max_match: int) -> None:
     """Raises ValueError when no length of a match lies between the two."""
     if not 1 <= min_match <= max_match:

@@ -1,12 +1,13 @@
 """A smaller language model of its own that drafts a chain, token by token (Leviathan et al. 2023, Chen et al. 2023)."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from specjax.drafters.arguments import check_draft_length
+from specjax.drafters.arguments import check_draft_length, check_target_vocab_size
 from specjax.models import KVCache, TransformerConfig, init_cache
 from specjax.models.transformer import apply, check_params
 from specjax.protocol import IID, Proposal
@@ -29,10 +30,13 @@ class Independent:
     Attributes:
         model: the drafter's architecture.
         draft_length: γ >= 1.
+        target_vocab_size: of a target with the same tokenizer whose vocabulary is padded to another size than the
+            model's (None: to the same).
     """
 
     model: TransformerConfig
     draft_length: int
+    target_vocab_size: int | None = dataclasses.field(default=None, kw_only=True)
 
     siblings = IID
     feature_layers = ()
@@ -40,6 +44,7 @@ class Independent:
 
     def __post_init__(self):
         check_draft_length(self.draft_length)
+        check_target_vocab_size(self.target_vocab_size)
 
     @property
     def topology(self) -> Topology:
@@ -55,13 +60,13 @@ class Independent:
 
     @property
     def vocab_size(self) -> int:
-        return self.model.vocab_size
+        return self.target_vocab_size or self.model.vocab_size
 
     def check_params(self, params) -> None:
         check_params(self.model, params, "drafter")
 
     def init(self, params, context) -> KVCache:
-        return read_prompt(self.model, params, context, self.draft_length)
+        return read_prompt(self, params, context, self.draft_length)
 
     def propose(self, params, state: KVCache, context, noise):
         def step(carry, source):
@@ -79,12 +84,12 @@ class Independent:
 
     def first_step(self, params, state: KVCache, context, source):
         """(first draft [B], its law, cache)."""
-        logits, cache = read_last_two(self.model, params, context, state)
+        logits, cache = read_last_two(self, params, context, state)
         return *self.choose(logits, context.sampling, source), cache
 
     def step(self, params, token: Int[Array, "B"], cache: KVCache, sampling: Sampling, source):
         """(next draft [B], its law, cache)."""
-        logits, cache, _ = apply(self.model, params, token[:, None], cache)
+        logits, cache = read(self, params, token[:, None], cache)
         return *self.choose(logits[:, 0], sampling, source), cache
 
     def choose(self, logits: Float[Array, "B V"], sampling: Sampling, source):
@@ -95,18 +100,30 @@ class Independent:
         return state  # the next propose says itself from which position on it overwrites
 
 
-def read_prompt(model: TransformerConfig, params, context, drafted_slots: int) -> KVCache:
+def read(drafter: Any, params, tokens: Int[Array, "B T"], cache: KVCache, **kwargs) -> tuple[Any, KVCache]:
+    """(logits over the target's vocabulary, cache) of a drafter's `model`; keyword arguments are those of `apply`.
+
+    Of vocabularies padded to different sizes the longer one's last tokens occur in no text: they are never drafted, and
+    read as the drafter's last one.
+    """
+    model, wanted = drafter.model, drafter.vocab_size
+    logits, cache, _ = apply(model, params, jnp.minimum(tokens, model.vocab_size - 1), cache, **kwargs)
+    missing = [(0, 0)] * (logits.ndim - 1) + [(0, max(wanted - model.vocab_size, 0))]
+    return jnp.pad(logits[..., :wanted], missing, constant_values=-jnp.inf), cache
+
+
+def read_prompt(drafter: Any, params, context, drafted_slots: int) -> KVCache:
     """The drafter's cache after all but the last token of the prompt, with room for what a round drafts."""
     batch = context.tokens.shape[0]
-    cache = init_cache(model, batch, context.buffer_length + drafted_slots)
-    _, cache, _ = apply(model, params, context.tokens, cache, logits_at=jnp.zeros((batch, 0), jnp.int32))
+    cache = init_cache(drafter.model, batch, context.buffer_length + drafted_slots)
+    _, cache = read(drafter, params, context.tokens, cache, logits_at=jnp.zeros((batch, 0), jnp.int32))
     return cache.rollback(context.length - 1)
 
 
-def read_last_two(model: TransformerConfig, params, context, cache: KVCache) -> tuple[Float[Array, "B V"], KVCache]:
+def read_last_two(drafter: Any, params, context, cache: KVCache) -> tuple[Float[Array, "B V"], KVCache]:
     """Logits behind the pending token, from one forward over the two last committed tokens, and the cache with both."""
     start = jnp.maximum(context.length - 2, 0)
     pair = jnp.take_along_axis(context.tokens, start[:, None] + jnp.arange(2), 1)
     pending = context.length - 1 - start
-    logits, cache, _ = apply(model, params, pair, cache.rollback(start), logits_at=pending[:, None])
+    logits, cache = read(drafter, params, pair, cache.rollback(start), logits_at=pending[:, None])
     return logits[:, 0], cache.rollback(context.length)

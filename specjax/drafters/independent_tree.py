@@ -5,10 +5,11 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.drafters.independent import read_last_two, read_prompt
+from specjax.drafters.arguments import check_target_vocab_size
+from specjax.drafters.independent import read, read_last_two, read_prompt
 from specjax.drafters.tree_draws import check_siblings, check_static_tree, draw_level, tree_proposal
 from specjax.models import KVCache, TransformerConfig
-from specjax.models.transformer import apply, check_params
+from specjax.models.transformer import check_params
 from specjax.protocol import WITHOUT_REPLACEMENT
 from specjax.topology import Topology
 
@@ -27,6 +28,7 @@ class IndependentTree:
         model: the drafter's architecture.
         topology: a tree whose nodes are numbered by depth, as `Topology.from_shape` and `from_paths` do.
         siblings: how the children of a node come about.
+        target_vocab_size: as for `Independent`.
 
     Raises:
         ValueError: a topology without nodes, with passengers or numbered otherwise; an unknown kind of siblings.
@@ -35,6 +37,7 @@ class IndependentTree:
     model: TransformerConfig
     topology: Topology
     siblings: str = WITHOUT_REPLACEMENT
+    target_vocab_size: int | None = dataclasses.field(default=None, kw_only=True)
 
     feature_layers = ()
     target = None
@@ -42,6 +45,7 @@ class IndependentTree:
     def __post_init__(self):
         check_static_tree(self.topology)
         check_siblings(self.siblings)
+        check_target_vocab_size(self.target_vocab_size)
 
     @property
     def draft_length(self) -> int:
@@ -57,17 +61,17 @@ class IndependentTree:
 
     @property
     def vocab_size(self) -> int:
-        return self.model.vocab_size
+        return self.target_vocab_size or self.model.vocab_size
 
     def check_params(self, params) -> None:
         check_params(self.model, params, "drafter")
 
     def init(self, params, context) -> KVCache:
-        return read_prompt(self.model, params, context, self.topology.num_nodes)
+        return read_prompt(self, params, context, self.topology.num_nodes)
 
     def propose(self, params, state: KVCache, context, noise):
         topology = self.topology
-        logits, cache = read_last_two(self.model, params, context, state)
+        logits, cache = read_last_two(self, params, context, state)
         logits = logits[:, None]
         levels = []
         for depth in range(1, topology.max_depth + 1):
@@ -77,8 +81,8 @@ class IndependentTree:
             levels.append(children)
             if depth < topology.max_depth:
                 nodes = topology.level(depth)
-                logits, cache, _ = apply(
-                    self.model,
+                logits, cache = read(
+                    self,
                     params,
                     children.tokens,
                     cache,

@@ -41,6 +41,8 @@ def independent_drafter(
 ) -> tuple[Independent, Any]:
     """(drafter, parameters): a smaller pretrained model that drafts for a target with the same tokenizer.
 
+    Their vocabularies may be padded to different sizes, as those of Qwen2.5 0.5B and 7B are.
+
     Args:
         path, dtype: as for `load` (default dtype: the target's).
         target: the model it drafts for.
@@ -51,7 +53,8 @@ def independent_drafter(
     """
     drafter = load(path, target.model.config.dtype if dtype is None else dtype)
     check_same_tokenizer(drafter, target)
-    return Independent(drafter.model.config, draft_length), drafter.model.params
+    own, padded = drafter.model.config, target.model.config.vocab_size
+    return Independent(own, draft_length, target_vocab_size=padded), drafter.model.params
 
 
 def check_same_tokenizer(drafter: Pretrained, target: Pretrained) -> None:

@@ -46,6 +46,21 @@ def test_a_second_model_drafts_the_targets_text(model, small):
     assert drafted.counts.drafted[0] > 0 == plain.counts.drafted[0]
 
 
+@pytest.mark.parametrize("paddings", [(0, 5), (7, 0)], ids=["target", "drafter"])
+def test_a_second_model_whose_vocabulary_is_padded_otherwise(tmp_path, paddings):
+    """As Qwen2.5's small models draft for its large ones."""
+    write_model(tmp_path / "small", seed=1, num_layers=1, padding=paddings[0])
+    write_model(tmp_path / "large", padding=paddings[1])
+    target = specjax.load(tmp_path / "large")
+    pair = independent_drafter(tmp_path / "small", target, draft_length=2)
+    assert pair[0].vocab_size == target.model.config.vocab_size != pair[0].model.vocab_size
+    options = dict(max_new_tokens=16, sampling=GREEDY)
+    plain, drafted = (target.generate(["the cat"], drafter=d, **options)[0] for d in (None, pair))
+    assert plain.tokens.tolist() == drafted.tokens.tolist() and drafted.counts.drafted[0] > 0
+    sampled = target.generate(["the cat"], drafter=pair, max_new_tokens=16)[0]
+    assert np.isfinite(sampled.logprobs).all() and sampled.counts.drafted[0] > 0
+
+
 def test_a_saved_drafter_is_read_from_its_folder(model, saved):
     plain, drafted = (
         model.generate(["the cat"], max_new_tokens=12, sampling=GREEDY, drafter=drafter)[0] for drafter in (None, saved)

@@ -41,11 +41,16 @@ def write_tokenizer(folder, bos: bool = False, merges: int = 40) -> int:
     return tokenizer.get_vocab_size()
 
 
-def write_model(folder, seed: int = 0, num_layers: int = 2, context_length: int = CONTEXT, **tokenizer) -> None:
-    """A model folder as Hugging Face has them. Loud weights and a head of its own, so that texts have some variety."""
+def write_model(
+    folder, seed: int = 0, num_layers: int = 2, context_length: int = CONTEXT, padding: int = 0, **tokenizer
+) -> None:
+    """A model folder as Hugging Face has them. Loud weights and a head of its own, so that texts have some variety.
+
+    `padding`: rows of the table and the head that no token uses.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     config = TransformerConfig(
-        vocab_size=write_tokenizer(folder, **tokenizer),
+        vocab_size=write_tokenizer(folder, **tokenizer) + padding,
         d_model=16,
         num_layers=num_layers,
         num_heads=2,
@@ -57,7 +62,7 @@ def write_model(folder, seed: int = 0, num_layers: int = 2, context_length: int 
     model = LanguageModel.init(config, jax.random.key(seed))
     params = jax.tree.map(lambda x: x * 3 if x.ndim == 2 else x, model.params)
     params["embedding"] = model.params["embedding"]
-    often = jnp.array([_printable(text) for text in load_pretrained_tokenizer(folder).token_bytes])
+    often = jnp.array([_printable(text) for text in load_pretrained_tokenizer(folder).token_bytes] + [False] * padding)
     params["head"] = {"kernel": model.params["head"]["kernel"] * jnp.where(often, 3, 1)}
     save_huggingface(folder, model.replace(params=params), "LlamaForCausalLM")
 
