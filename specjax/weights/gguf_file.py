@@ -23,6 +23,7 @@ from gguf.quants import dequantize
 from specjax.data.gguf_metadata import metadata_of, open_gguf, read_metadata
 from specjax.models.config import TransformerConfig
 from specjax.models.transformer import LanguageModel
+from specjax.weights.floating_dtype import floating_dtype
 from specjax.weights.gguf_config import config_from_gguf
 
 __all__ = ["load_gguf", "read_metadata"]
@@ -60,9 +61,7 @@ def load_gguf(path: str | os.PathLike, dtype: Any = "float32") -> LanguageModel:
         ValueError: a truncated file, an unknown architecture, a tensor that is missing, unknown or of a wrong shape, or
             a quantization that the gguf package does not read; one line that names it.
     """
-    dtype = jnp.dtype("float32" if dtype is None else dtype)
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"dtype must be a floating one; got {dtype.name}")
+    dtype = floating_dtype("float32" if dtype is None else dtype)
     reader = open_gguf(path)
     try:
         found = {tensor.name: tensor for tensor in reader.tensors}

@@ -13,7 +13,9 @@ from flax import traverse_util
 
 from specjax.models import LanguageModel, Transformer, TransformerConfig
 from specjax.weights.architectures import architecture_of, config_from_huggingface, config_to_huggingface
-from specjax.weights.safetensors_file import StoredTensor, same_values, sha256_of, stored_tensors, write_tensors
+from specjax.weights.checksums import check_sha256
+from specjax.weights.floating_dtype import floating_dtype
+from specjax.weights.safetensors_file import StoredTensor, same_values, stored_tensors, write_tensors
 from specjax.weights.tensor_names import Tensor, full_name, is_derived, tensors_of
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -34,17 +36,20 @@ def load_huggingface(path, dtype=None, *, sha256: Mapping[str, str] | None = Non
             from the embedding although the config ties them.
     """
     folder = Path(path)
+    dtype = dtype if dtype is None else floating_dtype(dtype)
     about = _read_json(folder / CONFIG)
     try:
         architecture, config = architecture_of(about), config_from_huggingface(about)
     except ValueError as error:
         raise ValueError(f"{folder / CONFIG}: {error}") from None
     files = _files(folder)
-    _check_sha256(folder, sha256 or {})
+    check_sha256(folder, sha256 or {})
     stored = {full_name(name, architecture): tensor for name, tensor in _stored(folder, files).items()}
     tensors, shapes = tensors_of(config, architecture), _parameter_shapes(config)
     _check_tensors(folder, config, architecture, tensors, shapes, stored)
-    dtype = _dtype([stored[tensor.name] for tensor in tensors] if dtype is None else dtype)
+    if dtype is None:
+        held = {stored[tensor.name].dtype for tensor in tensors}
+        dtype = floating_dtype(functools.reduce(jnp.promote_types, held))
     params = {}
     for tensor in tensors:
         widths = tuple(shapes[path][-1] for path in tensor.paths)
@@ -165,15 +170,6 @@ def _stored(folder: Path, files: Mapping[str, set[str] | None]) -> dict[str, Sto
     return found
 
 
-def _check_sha256(folder: Path, expected: Mapping[str, str]) -> None:
-    for name, digest in expected.items():
-        if not (folder / name).is_file():
-            raise ValueError(f"there is no file {name} in {folder}, whose sha256 was given")
-        found = sha256_of(folder / name)
-        if found != digest.lower():
-            raise ValueError(f"{folder / name} must have sha256 {digest}; got {found}: download it again")
-
-
 def _check_tensors(folder, config, architecture, tensors, shapes, stored: dict[str, StoredTensor]) -> None:
     wanted = {tensor.name: _stored_shape(tensor, shapes) for tensor in tensors}
     for name, shape in wanted.items():
@@ -192,18 +188,6 @@ def _check_tensors(folder, config, architecture, tensors, shapes, stored: dict[s
                 )
         elif name not in wanted and not is_derived(name):
             raise ValueError(f"{tensor.file} holds tensor {tensor.name}, which {architecture} with this config has not")
-
-
-def _dtype(given) -> np.dtype:
-    """A dtype, or that of stored tensors, if JAX can make such arrays."""
-    if isinstance(given, list):
-        given = functools.reduce(jnp.promote_types, {tensor.dtype for tensor in given})
-    dtype = jnp.dtype(given)
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"dtype must be a floating-point one; got {dtype}")
-    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
-        raise ValueError(f"dtype {dtype} needs jax_enable_x64; enable it, or give another dtype")
-    return dtype
 
 
 def _shards(shapes: Mapping[str, tuple[int, ...]], itemsize: int, limit: int) -> list[dict[str, tuple[int, ...]]]:

@@ -8,7 +8,6 @@ its pages count beside the arrays made from them, and its numpy reader has no bf
 """
 
 import dataclasses
-import hashlib
 import json
 import math
 import os
@@ -128,9 +127,3 @@ def write_tensors(
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def sha256_of(path: Path) -> str:
-    """The digest of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.weights import load_huggingface, save_huggingface
-from specjax.weights.safetensors_file import StoredTensor, sha256_of, stored_tensors, write_tensors
+from specjax.weights import load_huggingface, load_weights, save_huggingface
+from specjax.weights.checksums import sha256_of
+from specjax.weights.safetensors_file import StoredTensor, stored_tensors, write_tensors
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -119,6 +120,30 @@ def test_digests():
         load_huggingface(FIXTURES / "llama3", sha256=files | {SINGLE: "0" * 64})
     with pytest.raises(ValueError, match="there is no file other.safetensors"):
         load_huggingface(FIXTURES / "llama3", sha256={"other.safetensors": "0" * 64})
+
+
+def test_digests_of_a_model_whatever_its_kind(tmp_path):
+    """As `load_weights` takes them: a folder's files by name, or the one file."""
+    digest = sha256_of(FIXTURES / "llama3" / SINGLE)
+    load_weights(FIXTURES / "llama3", sha256={SINGLE: digest})
+    with pytest.raises(ValueError, match=f"{SINGLE} must have sha256 {'0' * 64}; got {digest}: download it again"):
+        load_weights(FIXTURES / "llama3", sha256={SINGLE: "0" * 64})
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    (tmp_path / "other.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ValueError, match="model.gguf must have sha256 00; got [0-9a-f]{64}: download it again"):
+        load_weights(tmp_path / "model.gguf", sha256={"model.gguf": "00"})
+    with pytest.raises(ValueError, match="there is no file other.gguf in .*model.gguf, whose sha256 was given"):
+        load_weights(tmp_path / "model.gguf", sha256={"other.gguf": "00"})
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "", "float", "int8", 3, object()], ids=str)
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_a_dtype_that_there_is_not(tmp_path, kind, dtype):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    path = FIXTURES / "llama3" if kind == "folder" else tmp_path / "model.gguf"
+    with pytest.raises(ValueError, match="^dtype (must be a floating-point one|float64 needs jax_enable_x64)") as error:
+        load_weights(path, dtype)
+    assert "\n" not in str(error.value)
 
 
 def test_tensors_that_follow_from_the_config_are_passed_over(tmp_path):
