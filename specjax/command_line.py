@@ -4,6 +4,7 @@ Nothing here imports JAX before the arguments are known to be good, so a typing 
 """
 
 import difflib
+import errno
 import importlib
 import importlib.util
 import inspect
@@ -20,7 +21,17 @@ from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
 ROOT = Path(__file__).resolve().parent.parent
-USER_ERROR, INTERRUPTED = 2, 130  # exit statuses
+USER_ERROR, INTERRUPTED, CLOSED_PIPE = 2, 130, 141  # exit statuses
+# What a disk or its owner refuses, and what the user can do about it.
+REMEDIES = {
+    errno.ENOSPC: "make room, and give the same command again: finished stages are kept",
+    errno.EDQUOT: "make room, and give the same command again: finished stages are kept",
+    errno.EROFS: "give another --workdir",
+    errno.EACCES: "change its permissions, or give another path",
+    errno.EPERM: "change its permissions, or give another path",
+    errno.ENAMETOOLONG: "give a shorter path",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+}
 
 flags.DEFINE_bool("traceback", False, "show the traceback of errors that normally end in one line")
 
@@ -40,7 +51,8 @@ def run(main: Callable[[list[str]], None], config: str = "config") -> None:
     """Parses the flags, calls `main`, and exits.
 
     The exit status is 0, 2 after a user's mistake (a UserError, or a ValueError raised by this repository's own code,
-    whose messages are written for users), 130 after Ctrl-C. Any other exception keeps its traceback.
+    whose messages are written for users) or a file that could not be read or written (REMEDIES), 130 after Ctrl-C,
+    141 when nobody reads the output any more. Any other exception keeps its traceback.
     """
     try:
         app.run(main, flags_parser=lambda argv: _parse(argv, config))
@@ -50,6 +62,14 @@ def run(main: Callable[[list[str]], None], config: str = "config") -> None:
         if flags.FLAGS["traceback"].value or not (isinstance(error, UserError) or _raised_here(error)):
             raise
         _finish(USER_ERROR, str(error))
+    except BrokenPipeError:  # the reader, such as head, has gone; nor does Python get to complain on exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(CLOSED_PIPE)
+    except OSError as error:
+        if flags.FLAGS["traceback"].value or error.errno not in REMEDIES:
+            raise
+        place = f" ({os.fspath(error.filename)})" if isinstance(error.filename, str | os.PathLike) else ""
+        _finish(USER_ERROR, f"{error.strerror}{place}: {REMEDIES[error.errno]}")
 
 
 def check_seed(config: ConfigDict) -> None:

@@ -44,6 +44,14 @@ def run(config, workdir):
     if config.does == "compile":
         import jax
         jax.jit(lambda x: 3 * x + 1)(2.0).block_until_ready()
+    if config.does == "fill the disk":
+        with open("/dev/full", "w") as file:
+            file.write("x")
+    if config.does == "a path too long":
+        open("x" * 5000)
+    if config.does == "talk":
+        for number in range(100_000):
+            print(number)
     if config.does == "wait":
         print("waiting", flush=True)
         time.sleep(60)
@@ -123,6 +131,31 @@ def test_a_mistake_ends_in_one_line_that_helps(project, arguments, parts):
     assert result.stderr.startswith("launch: ") and result.stderr.count("\n") == 1, result.stderr
     for part in parts:
         assert part in result.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize(
+    "does, parts",
+    [
+        ("fill the disk", ("No space left on device", "make room, and give the same command again")),
+        ("a path too long", ("File name too long (xxx", "give a shorter path")),
+    ],
+)
+def test_what_the_disk_refuses_ends_in_one_line_that_helps(project, does, parts):
+    run = launch(project, *DEMO, f"--config.does={does}")
+    assert run.returncode == 2 and run.stderr.startswith("launch: ") and run.stderr.count("\n") == 1
+    assert all(part in run.stderr for part in parts)
+    assert "Traceback" in launch(project, *DEMO, f"--config.does={does}", "--traceback").stderr
+
+
+def test_a_reader_that_goes_away_is_no_error(project):
+    process = subprocess.Popen(
+        [sys.executable, "launch.py", *DEMO, "--config.does=talk"], cwd=project, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout.readline() == "0\n"
+    process.stdout.close()
+    assert process.wait(60) == 141 and process.stderr.read() == ""
 
 
 @pytest.mark.parametrize(
