@@ -28,7 +28,7 @@ def save_drafter(path, drafter: Drafter, params: Any) -> None:
     if type(drafter).__name__ not in CLASSES:
         raise ValueError(f"{type(drafter).__name__} is not listed in specjax.drafters.DRAFTERS; add it there")
     drafter.check_params(params)
-    none = {"none": np.zeros(1)}  # a tree without arrays cannot be written
+    none = {"none": np.zeros(1, np.float32)}  # a tree without arrays cannot be written
     save_tree(path, {"drafter": drafter, "has_params": params is not None}, none if params is None else params)
 
 

@@ -23,6 +23,16 @@ def test_round_trip_of_every_family(name, tmp_path):
         chex.assert_trees_all_equal(jax.tree.map(np.asarray, loaded), jax.tree.map(np.asarray, params))
 
 
+@pytest.mark.parametrize("name", ["ngram", "suffix", "suffix_with_corpus", "lookahead"])
+def test_what_has_no_network_comes_back_without_float64_too(name, tmp_path):
+    with jax.enable_x64(True):
+        drafter, params = FAMILIES[name](make_target(11))
+    save_drafter(tmp_path / "drafter", drafter, params)
+    again, loaded = load_drafter(tmp_path / "drafter")
+    assert again == drafter
+    chex.assert_trees_all_equal(jax.tree.map(np.asarray, loaded), jax.tree.map(np.asarray, params))
+
+
 def test_another_target_is_refused(tmp_path):
     with jax.enable_x64(True):
         target = make_target(11)
