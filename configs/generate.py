@@ -25,7 +25,7 @@ def get_config() -> ConfigDict:
     config.mode = ""  # "prompt", "file" or "chat"; empty: by which of the next two is set
     config.prompt = ""
     config.file = ""  # .jsonl: prompt, messages, turns or conversations; any other: one prompt per line
-    config.on_broken = "stop"  # at a broken line of a .jsonl file; "skip" goes on without it
+    config.on_broken = "stop"  # at a line that is broken or that the model cannot take; "skip" goes on without it
     config.batch_size = 1  # prompts of a file decoded together; 1 streams them
     config.raw = False  # continue the prompt as plain text, without the chat template
     config.system = ""  # system message

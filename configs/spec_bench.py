@@ -27,7 +27,8 @@ def get_config() -> ConfigDict:
     config.dtype = ""  # "float32", "bfloat16"; empty: that of a Hugging Face folder, float32 for a .gguf file
 
     config.questions = ""
-    config.on_broken = "stop"  # at a broken line; "skip" goes on without it and names it in the report
+    # At a line that is broken or that the chat template refuses; "skip" goes on without it and names it in the report.
+    config.on_broken = "stop"
     config.categories = ()  # empty: all
     config.prompts_per_category = 2  # the first ones of the file; 0: all
     config.turns = "first"  # or "all": follow-up questions behind the target-only answer

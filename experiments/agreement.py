@@ -1,4 +1,4 @@
-"""How far two implementations of one model agree: logits, perplexity, and greedy texts up to near-ties. Plain numpy."""
+"""How far two implementations of one model agree: logits and perplexity. Plain numpy."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -38,15 +38,6 @@ def perplexity(logits: Iterable[np.ndarray], tokens: Sequence[int]) -> float:
         total -= float(chunk[np.arange(len(following)), following].sum())
         at += len(following)
     return float(np.exp(total / at))
-
-
-def first_difference(one: Sequence[int] | np.ndarray, other: Sequence[int] | np.ndarray) -> int | None:
-    """Where two texts part; for a text that is the beginning of the other, its length; None for equal ones."""
-    shorter = min(len(one), len(other))
-    for position in range(shorter):
-        if one[position] != other[position]:
-            return position
-    return None if len(one) == len(other) else shorter
 
 
 def gap_between(logits: np.ndarray, one: int, other: int) -> float:

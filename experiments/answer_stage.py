@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from experiments.training_stage import Text, plain
 from specjax.data.answers import Answer, AnswerSource, AnswerWriter, answer_batches, answer_windows, answers_fingerprint
 from specjax.data.pipeline import Batch, PipelineConfig, TokenizedText
-from specjax.data.prompts import Prompt, PromptFiles, split_prompts
+from specjax.data.prompts import Prompt, PromptFiles, refused_prompt, split_prompts
 from specjax.data.standard_library_prompts import function_prompts
 from specjax.data.text import StandardLibrary, load_corpus
 from specjax.decoding import generate
@@ -70,28 +70,38 @@ def prepare_prompts(config: ConfigDict, stages: Stages, target) -> tuple[list[To
         config: of the experiment; `prompts` and `seed` are used.
         stages: of this run.
         target: a `specjax.pretrained.Pretrained`.
+
+    Raises:
+        ValueError: what `gather_prompts` raises, too few prompts, or one that the target's template refuses while
+            `prompts.on_broken` is "stop".
     """
     settings = config.prompts
 
     def run(folder: pathlib.Path) -> dict:
         sides, left_out = gather_prompts(settings, config.seed)
         record: dict[str, Any] = {"broken_lines": len(left_out)}
-        for line in left_out[:5]:
-            print(f"left out: {line}")
+        _say_left_out(left_out)
         found = {}
         for name, prompts, count in zip(
             ("train", "held_out"), sides, (settings.count, settings.held_out_count), strict=True
         ):
-            fitting, too_long = _tokenize(target, prompts, settings.max_tokens, count)
+            fitting, too_long, refused = _tokenize(target, prompts, settings.max_tokens, count, settings.on_broken)
+            _say_left_out(refused)
             if len(fitting) < count:
+                beside = f" ({len(refused)} were refused, the first: {refused[0]})" if refused else ""
                 raise ValueError(
                     f"{count} {name} prompts of at most {settings.max_tokens} tokens are asked for, and there are "
-                    f"{len(fitting)}; lower prompts.{'count' if name == 'train' else 'held_out_count'}, raise "
+                    f"{len(fitting)}{beside}; lower prompts.{'count' if name == 'train' else 'held_out_count'}, raise "
                     "prompts.max_tokens, or add prompts"
                 )
             found[name] = [dataclasses.asdict(prompt) for prompt in fitting]
             lengths = [len(prompt.ids) for prompt in fitting]
-            record[name] = {"prompts": count, "too_long": too_long, "mean_tokens": float(np.mean(lengths))}
+            record[name] = {
+                "prompts": count,
+                "too_long": too_long,
+                "refused": len(refused),
+                "mean_tokens": float(np.mean(lengths)),
+            }
         (folder / "prompts.json").write_text(json.dumps(found), encoding="utf-8")
         return record
 
@@ -103,7 +113,7 @@ def prepare_prompts(config: ConfigDict, stages: Stages, target) -> tuple[list[To
         "prompts": settings,
         "seed": config.seed,
         "tokenizer": target.tokenizer.fingerprint,
-        "template": [int(i) for i in _ids(target, Prompt("", (("user", "a"),), ""))],
+        "template": _template_inputs(target),
     }
     return stages.run("prompts", plain(inputs), run, load)
 
@@ -243,18 +253,39 @@ def _temperature(settings, number: int) -> float:
     return float(settings.temperatures[number % len(settings.temperatures)])
 
 
-def _tokenize(target, prompts: Sequence[Prompt], longest: int, count: int) -> tuple[list[TokenPrompt], int]:
-    """The first `count` prompts of at most `longest` tokens, and how many were too long."""
-    fitting, too_long = [], 0
+def _tokenize(
+    target, prompts: Sequence[Prompt], longest: int, count: int, on_broken: str
+) -> tuple[list[TokenPrompt], int, list[str]]:
+    """The first `count` prompts of at most `longest` tokens, how many were too long, and what the target refused."""
+    fitting, too_long, refused = [], 0, []
     for prompt in prompts:
-        ids = [int(i) for i in _ids(target, prompt)]
+        try:
+            ids = [int(i) for i in _ids(target, prompt)]
+        except ValueError as error:
+            refused.append(refused_prompt(prompt.name, error, on_broken))
+            continue
         if len(ids) > longest:
             too_long += 1
         else:
             fitting.append(TokenPrompt(prompt.name, prompt.kind, ids))
             if len(fitting) == count:
                 break
-    return fitting, too_long
+    return fitting, too_long, refused
+
+
+def _say_left_out(lines: Sequence[str], most: int = 5) -> None:
+    for line in lines[:most]:
+        print(f"left out: {line}")
+    if len(lines) > most:
+        print(f"left out: {len(lines) - most} more")
+
+
+def _template_inputs(target) -> Any:
+    """What tells one chat template from another: the ids of a short message, or why it refuses that."""
+    try:
+        return [int(i) for i in _ids(target, Prompt("", (("user", "a"),), ""))]
+    except ValueError as error:
+        return str(error)
 
 
 def _ids(target, prompt: Prompt):

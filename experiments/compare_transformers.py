@@ -11,8 +11,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from experiments import interleaved_texts as texts
-from experiments.agreement import compare_logits, first_difference, gap_between, perplexity
+from experiments.agreement import compare_logits, gap_between, perplexity
 from experiments.compared_weights import Sides, code_prompts, other_library, passage, weights_folder
+from experiments.equal_texts import first_difference
 from experiments.generation_settings import make_drafter
 from experiments.interleaved_texts import OURS, THEIRS, is_plain
 from experiments.loading_cost import measure_first_token, measure_peak_memory
@@ -41,7 +42,8 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict:
     stages = Stages(workdir)
     peak = measure_peak_flops()
     target = load(config.model, "float32")
-    folder = weights_folder(config, stages, target)
+    folder = weights_folder("weights", config.model, stages, lambda: target.model)
+    draft_folder = weights_folder("draft_weights", config.draft_model, stages) if config.draft_model else None
     if folder != locate(config.model):  # the same numbers; here, from the very file that the other side reads
         target = dataclasses.replace(target, model=load_weights(folder, "float32"))
     sides = Sides(config, target, folder)
@@ -63,7 +65,7 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict:
                                           "max_new_tokens", "repeats", "settle_seconds")}  # fmt: skip
     paths = [config.draft_model, *(config.drafter_settings[name].path for name in config.drafters)]
     about = {**ConfigDict(about).to_dict(), "saved": [identity(path) for path in paths if path], "prompts": timed}
-    speed = stages.run("timing", inputs | about, lambda _: timing(config, sides, timed))
+    speed = stages.run("timing", inputs | about, lambda _: timing(config, sides, timed, draft_folder))
     rows = all_rows(config, speed["records"])
     print("\n" + text_table(rows, COLUMNS))
     report = write_report(
@@ -166,8 +168,13 @@ def loading_cost(config: ConfigDict, weights: pathlib.Path, folder: pathlib.Path
     return {"first_token": runs, "memory": memory}
 
 
-def timing(config: ConfigDict, sides: Sides, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """All settings of both libraries in turns: records by name, texts that part, settings that do not fit."""
+def timing(
+    config: ConfigDict, sides: Sides, prompts: Sequence[Sequence[int]], draft_folder: pathlib.Path | None = None
+) -> dict[str, Any]:
+    """All settings of both libraries in turns: records by name, texts that part, settings that do not fit.
+
+    `draft_folder`: `config.draft_model`, as the other library reads it.
+    """
     writers, about, left_out = {}, {}, []
     stop_ids, new = sides.target.stop_ids, config.max_new_tokens
 
@@ -186,8 +193,8 @@ def timing(config: ConfigDict, sides: Sides, prompts: Sequence[Sequence[int]]) -
         choices |= {
             name: functools.partial(make_drafter, config.drafter_settings[name]) for name in config.drafters
         }
-        if config.draft_model:
-            assistant = sides.theirs(dtype, config.draft_model)
+        if draft_folder:
+            assistant = sides.theirs(dtype, draft_folder)
             add(THEIRS, dtype, "assisted", None, functools.partial(greedy, assistant=assistant))
             choices["draft model"] = lambda target: independent_drafter(config.draft_model, target, 4)
         for name, choose in choices.items():

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import pathlib
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -45,9 +45,18 @@ def other_library():
     return transformers_side
 
 
-def weights_folder(config: ConfigDict, stages: Stages, target: Pretrained) -> pathlib.Path:
-    """A Hugging Face folder that both libraries read; a GGUF file is written as one, in float32."""
-    found = locate(config.model)
+def weights_folder(
+    name: str, path: str, stages: Stages, model: Callable[[], LanguageModel] | None = None
+) -> pathlib.Path:
+    """A Hugging Face folder that both libraries read; stage `name` writes a GGUF file as one, in float32.
+
+    Args:
+        name: of the stage.
+        path: of the model, or its name on the hub.
+        stages: of this run.
+        model: gives that model in float32, if it is at hand.
+    """
+    found = locate(path)
     if found.is_dir():
         return found
 
@@ -57,9 +66,10 @@ def weights_folder(config: ConfigDict, stages: Stages, target: Pretrained) -> pa
         kind = str(read_metadata(found)["general.architecture"])
         if kind not in ARCHITECTURES:
             raise ValueError(f"{found} is of architecture {kind}; compared are {', '.join(ARCHITECTURES)}")
-        save_huggingface(folder / "huggingface", target.model, ARCHITECTURES[kind])
+        loaded = load_weights(found, "float32") if model is None else model()
+        save_huggingface(folder / "huggingface", loaded, ARCHITECTURES[kind])
 
-    return stages.run("weights", identity(found), write, lambda folder, _: folder / "huggingface")
+    return stages.run(name, identity(found), write, lambda folder, _: folder / "huggingface")
 
 
 class Sides:

@@ -3,22 +3,18 @@
 import concurrent.futures
 import dataclasses
 import itertools
-import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from experiments.agreement import first_difference
 from specjax import theory
 from specjax.decoding import Generation, generate
 from specjax.decoding.run import Run
 from specjax.drafters import Independent
 from specjax.events import Progress
-from specjax.keys import Noise, Stream
 from specjax.models import LanguageModel
 from specjax.protocol import Drafter
 from specjax.report import costs, metrics, timing
@@ -280,25 +276,3 @@ def row(record: Timed, baseline: Timed, objective: str | None) -> dict[str, Any]
 def fastest(records: Sequence[Timed]) -> Timed:
     """The target-only setting that others are compared with."""
     return max(records, key=lambda record: record.tokens_per_second)
-
-
-def gap_where_texts_part(
-    target: LanguageModel, prompt, tokens: np.ndarray, other: np.ndarray, row_key=None
-) -> float | None:
-    """How close the target's two best choices were where two texts part; None when the texts are equal, and infinite
-    when one is only the beginning of the other, which no near-tie explains.
-
-    Greedy texts choose by logit; with a row's key, texts of the position stream choose by log p + Gumbel noise.
-    """
-    position = first_difference(tokens, other)
-    if position is None:
-        return None
-    if position == min(len(tokens), len(other)):
-        return math.inf
-    text = jnp.asarray(np.concatenate([prompt, tokens[:position]])[None], jnp.int32)
-    scores = target(text)[0][:, -1]
-    if row_key is not None:
-        noise = Noise(row_key[None], jnp.array([text.shape[1]]), Stream.POSITION)
-        scores = jax.nn.log_softmax(scores) + noise.gumbel(jnp.zeros(1, jnp.int32), scores.shape[-1])[:, 0]
-    best = np.sort(np.asarray(scores[0], np.float64))[::-1]
-    return float(best[0] - best[1])

@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 
 from experiments import decoding_speed as speed
 from experiments.decoding_speed import Setting
+from experiments.equal_texts import check_equal_texts, compare_texts
 from experiments.trained_pair import check_objectives, prepare_text, train_drafter, train_target
 from experiments.training_stage import Text, check_training
 from specjax.decoding import generate
@@ -152,9 +153,9 @@ def exactness(config: ConfigDict, text: Text, target: LanguageModel, model: Lang
     checks = []
     for record in timed.values():
         if record.setting.drafter is not None and record.setting.temperature == 0:
-            triples = zip(prompts, plain.tokens, record.tokens, strict=True)
-            gaps = [speed.gap_where_texts_part(target, *triple) for triple in triples]
-            checks.append(_equal_texts(f"temperature 0: {record.setting.label} drafter gives target-only text", gaps))
+            compared = compare_texts(target, prompts, plain.tokens, record.tokens)
+            name = f"temperature 0: {record.setting.label} drafter gives target-only text"
+            checks.append(check_equal_texts(name, compared))
 
     prompts = text.prompts(decoding.coupled_prompts, decoding.prompt_length, config.seed + 5)
     drafter = Independent(model.config, decoding.common_draft_length)
@@ -163,16 +164,8 @@ def exactness(config: ConfigDict, text: Text, target: LanguageModel, model: Lang
     drafted = generate(
         target, prompts, seed=config.seed, drafter=drafter, drafter_params=model.params, **options
     ).tokens
-    rows = zip(prompts, plain, drafted, row_keys(config.seed, len(prompts)), strict=True)
-    gaps = [speed.gap_where_texts_part(target, *row) for row in rows]
-    return [*checks, _equal_texts("temperature 1: coupled verifier gives target-only text", gaps)]
-
-
-def _equal_texts(name: str, gaps: list[float | None]) -> dict:
-    parted = [gap for gap in gaps if gap is not None]
-    value = f"{len(gaps) - len(parted)} of {len(gaps)} texts equal"
-    value += f"; largest gap of the two best where one parts: {max(parted):.1e}" if parted else ""
-    return check(name, all(gap <= 1e-3 for gap in parted), value, "equal, or a gap under 1e-3")
+    compared = compare_texts(target, prompts, plain, drafted, row_keys(config.seed, len(prompts)))
+    return [*checks, check_equal_texts("temperature 1: coupled verifier gives target-only text", compared)]
 
 
 def rejection(surveys: dict) -> dict | None:

@@ -10,7 +10,14 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from experiments.generation_settings import as_prompt, make_drafter, mode_of, options_of, read_prompts
+from experiments.generation_settings import (
+    as_prompt,
+    make_drafter,
+    mode_of,
+    options_of,
+    read_prompts,
+    usable_prompts,
+)
 from experiments.terminal import Terminal
 from specjax.decoding import Decoder
 from specjax.pretrained import Chat, Pretrained, TextGeneration, TextStream, load, text_seeds
@@ -66,11 +73,18 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict:
     begin = time.perf_counter()
     mode, options = mode_of(config), options_of(config)
     terminal = Terminal(config.colour)
-    prompts = read_prompts(config, terminal.say) if mode == "file" else [("", as_prompt(config, config.prompt))]
+    prompts, left_out = [("", as_prompt(config, config.prompt))], []
+    if mode == "file":
+        prompts, left_out = read_prompts(config, terminal.say)
     model = load(config.model, config.dtype or None)
     if not config.raw and model.chat_template is None:
         raise ValueError(f"{model.name} has no chat template; --config.raw continues the prompt as plain text")
     options["drafter"] = make_drafter(config.drafter, model)
+    if mode == "file":
+        prompts, refused = usable_prompts(config, model, prompts, options)
+        left_out += refused
+    for line in left_out:
+        terminal.say(f"skipped: {line}")
     load_seconds = time.perf_counter() - begin
     size = f"{model.model.num_params:,} parameters, {model.model.config.dtype}"
     terminal.say(f"{model.name}: {size}, loaded in {load_seconds:.1f} s")
@@ -80,12 +94,15 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict:
         interrupts = chat(config, model, options, terminal, record)
     else:
         interrupts = continue_all(config, model, prompts, options, terminal, record)
-    report = write(config, workdir, record, load_seconds, terminal.first_text and terminal.first_text - begin)
+    first_text_seconds = terminal.first_text and terminal.first_text - begin
+    report = write(config, workdir, record, left_out, load_seconds, first_text_seconds)
     if len(record.texts) > 1 and record.counts.rounds.sum():
         speed, tau = record.tokens_per_second, block_efficiency(record.counts)
         terminal.say(
             f"[{record.counts.emitted.sum()} tokens in {len(record.texts)} texts, {speed:.1f} tokens/s, τ {tau:.2f}]"
         )
+    if terminal.closed:
+        terminal.say("nobody reads the output any more; what was written until then is in the report")
     if config.html and interrupts.received is None:
         write_page(config, model, prompts[0][1], options)
         terminal.say(f"page: {config.html}")
@@ -97,24 +114,26 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict:
 def continue_all(
     config: ConfigDict, model: Pretrained, prompts: list, options: dict, terminal: Terminal, record: Record
 ) -> Interrupts:
-    """Every prompt in turn, streamed where a batch is one; Ctrl-C ends it and keeps what there is."""
+    """Every prompt in turn, streamed where a batch is one; Ctrl-C or a closed output ends it, what there is is kept."""
     names, texts = (list(column) for column in zip(*prompts, strict=True))
     done, interrupts = 0, Interrupts()
     try:
         for batch in model.batches(texts, seed=config.seed, batch_size=config.batch_size, **options):
             here = slice(done, done + len(batch.results()))
-            if here.stop - here.start == 1:
-                if names[done]:
-                    terminal.say(names[done])
-                _, interrupts = terminal.stream(functools.partial(TextStream, batch, config.rounds_per_piece))
-            else:
-                interrupts = terminal.finish_batch(batch, names[here])
-            record.add(texts[here], batch.results(), batch.decoder)
-            batch.close()
+            try:
+                if here.stop - here.start == 1:
+                    if names[done]:
+                        terminal.say(names[done])
+                    _, interrupts = terminal.stream(functools.partial(TextStream, batch, config.rounds_per_piece))
+                else:
+                    interrupts = terminal.finish_batch(batch, names[here])
+            finally:  # a third Ctrl-C, while what there is was shown
+                record.add(texts[here], batch.results(), batch.decoder)
+                batch.close()
             done = here.stop
-            if interrupts.received is not None:
+            if interrupts.received is not None or terminal.closed:
                 break
-    except KeyboardInterrupt:  # between two texts, or a second one
+    except KeyboardInterrupt:  # between two texts, or a third one
         interrupts.received = signal.SIGINT
     return interrupts
 
@@ -124,7 +143,7 @@ def chat(config: ConfigDict, model: Pretrained, options: dict, terminal: Termina
     talk = None if config.raw else model.chat(config.system or None, seed=config.seed, **options)
     interrupts = Interrupts()
     try:
-        while interrupts.received is not signal.SIGTERM:
+        while interrupts.received is not signal.SIGTERM and not terminal.closed:
             try:
                 line = terminal.ask()
                 command = line and line.strip()
@@ -163,7 +182,12 @@ def write_page(config: ConfigDict, model: Pretrained, prompt: Any, options: dict
 
 
 def write(
-    config: ConfigDict, workdir: pathlib.Path, record: Record, load_seconds: float, first_text_seconds: float | None
+    config: ConfigDict,
+    workdir: pathlib.Path,
+    record: Record,
+    left_out: list[str],
+    load_seconds: float,
+    first_text_seconds: float | None,
 ) -> dict:
     """report.json, report.md, and texts.jsonl with every prompt and its text."""
     with open(workdir / "texts.jsonl", "w", encoding="utf-8") as file:
@@ -193,6 +217,7 @@ def write(
         results={
             "rows": [_row(config, record)] if record.texts else [],
             "texts": texts,
+            "left_out": [{"reason": line} for line in left_out],
             "load_seconds": load_seconds,
             "first_text_seconds": first_text_seconds,
         },

@@ -2,16 +2,18 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from specjax.data.prompts import PromptFiles
+from specjax.data.prompts import PromptFiles, refused_prompt
 from specjax.drafters import EagleSuffix, NGram, Suffix
 from specjax.penalties import Penalties
 from specjax.pretrained import Pretrained, independent_drafter, saved_drafter
+from specjax.pretrained.drafters import with_params
+from specjax.pretrained.fitting import why_too_long
 from specjax.sampling import Sampling
 from specjax.verifiers import VERIFIERS
 
@@ -31,6 +33,8 @@ def mode_of(config: ConfigDict) -> str:
         raise ValueError(f"mode {mode} with prompt {config.prompt[:40]!r} and file {config.file!r}: give one of them")
     if config.html and mode != "prompt":
         raise ValueError(f"html {config.html} is a page of one prompt; in mode {mode} leave it out")
+    if config.on_broken not in ("stop", "skip"):
+        raise ValueError(f"on_broken must be 'stop' or 'skip'; got {config.on_broken!r}")
     if config.raw and config.system:
         raise ValueError("a system message needs the chat template; leave out --config.system or --config.raw")
     return mode
@@ -80,29 +84,62 @@ def _or(value: int | None, default: int) -> int:
     return default if value is None else value
 
 
-def read_prompts(config: ConfigDict, say: Callable[[str], None]) -> list[tuple[str, Any]]:
-    """(name, prompt) of every line of `config.file`."""
+def read_prompts(config: ConfigDict, say: Callable[[str], None]) -> tuple[list[tuple[str, Any]], list[str]]:
+    """(name, text or messages) of every line of `config.file`, and which lines were left out, and why.
+
+    Raises:
+        ValueError: no such file, no prompts in it, or a broken line while `on_broken` is "stop".
+    """
     path = pathlib.Path(config.file)
     if not path.is_file():
         raise ValueError(f"there is no file {path} of prompts")
     if path.suffix == ".jsonl":
-        prompts, broken = PromptFiles(str(path), on_broken=config.on_broken).read()
-        for line in broken:
-            say(f"skipped: {line}")
+        prompts, left_out = PromptFiles(str(path), on_broken=config.on_broken).read()
         unasked = sum(len(prompt.follow_ups) for prompt in prompts)
         if unasked:
             say(f"{unasked} follow-up questions are not asked here, only first turns")
-        return [(prompt.name, as_prompt(config, prompt.chat)) for prompt in prompts]
-    lines = []
-    for number, line in enumerate(path.read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines(), start=1):
+        return [(prompt.name, prompt.chat) for prompt in prompts], left_out
+    lines, left_out = [], []
+    for number, line in enumerate(_read_bytes(path).removeprefix(b"\xef\xbb\xbf").splitlines(), start=1):
         try:
             lines.append((f"{path.name}:{number}", line.decode("utf-8")))
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path}, line {number}: not UTF-8 (byte {error.start}); save the file as UTF-8") from None
-    lines = [(name, as_prompt(config, line)) for name, line in lines if line.strip()]
+            reason = f"not UTF-8 (byte {error.start})"
+            left_out.append(refused_prompt(f"{path}, line {number}", reason, config.on_broken))
+    lines = [(name, line) for name, line in lines if line.strip()]
     if not lines:
-        raise ValueError(f"{path} holds no prompts: every line of it is blank")
-    return lines
+        why = f"{len(left_out)} lines are broken, the first: {left_out[0]}" if left_out else "every line of it is blank"
+        raise ValueError(f"{path} holds no prompts: {why}")
+    return lines, left_out
+
+
+def usable_prompts(
+    config: ConfigDict, model: Pretrained, prompts: Sequence[tuple[str, Any]], options: Mapping[str, Any]
+) -> tuple[list[tuple[str, Any]], list[str]]:
+    """(name, what `Pretrained.generate` takes) of all prompts that the model can continue; why others are left out.
+
+    Args:
+        options: those of `generate`; drafter and max_new_tokens are used.
+
+    Raises:
+        ValueError: one that the model cannot take while `on_broken` is "stop", or no other prompt.
+    """
+    usable, left_out = [], []
+    drafter, _ = with_params(options["drafter"], model.model)
+    for name, prompt in prompts:
+        try:
+            prompt = as_prompt(config, prompt)
+            ids = model.prompt_ids(prompt)
+            reason = why_too_long(model.name, ids, options["max_new_tokens"], model.model.config, drafter)
+        except ValueError as error:
+            reason = error
+        if reason is None:
+            usable.append((name, prompt))
+        else:
+            left_out.append(refused_prompt(name, reason, config.on_broken))
+    if not usable:
+        raise ValueError(f"{model.name} can take none of the {len(left_out)} prompts; the first: {left_out[0]}")
+    return usable, left_out
 
 
 def as_prompt(config: ConfigDict, prompt: Any) -> Any:
@@ -113,3 +150,10 @@ def as_prompt(config: ConfigDict, prompt: Any) -> Any:
         return prompt if isinstance(prompt, str) else prompt[0]["content"]
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return ([{"role": "system", "content": config.system}] if config.system else []) + messages
+
+
+def _read_bytes(path: pathlib.Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.pretrained_setting import BASELINE, Setting, where_parted
+from experiments.equal_texts import where_parted
+from experiments.pretrained_setting import BASELINE, Setting
 from specjax.decoding import generate
 from specjax.events import Progress
 from specjax.pretrained import Pretrained

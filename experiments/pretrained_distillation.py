@@ -20,6 +20,7 @@ from experiments import decoding_speed as speed
 from experiments.acceptance import along_texts
 from experiments.answer_stage import AnswerData, TokenPrompt, answer_prompts, prepare_prompts
 from experiments.decoding_speed import Setting
+from experiments.equal_texts import check_equal_texts, compare_texts, joined
 from experiments.families import FAMILIES, Family
 from experiments.training_stage import TrainingStage, check_training, plain
 from specjax import pretrained
@@ -31,7 +32,7 @@ from specjax.peak_flops import measure_peak_flops
 from specjax.protocol import Drafter
 from specjax.report import metrics, plots
 from specjax.report.environment import environment
-from specjax.report.results import check, check_at_least
+from specjax.report.results import check_at_least
 from specjax.report.stages import Stages
 from specjax.report.tables import text_table
 from specjax.report.writer import write_report
@@ -256,13 +257,11 @@ def measure(
         )
         alone, *others = records.values()
         objective = None if family.objective is None else type(family.objective).__name__
-        gaps = [speed.gap_where_texts_part(target.model, *triple) for record in others
-                for triple in zip(timed_prompts, alone.tokens, record.tokens, strict=True)]  # fmt: skip
+        compared = [compare_texts(target.model, timed_prompts, alone.tokens, record.tokens) for record in others]
         return {
             "rows": [speed.row(record, alone, None if record is alone else objective) for record in records.values()],
-            "texts": len(gaps),
-            "gaps": [gap for gap in gaps if gap is not None],
             "survey": survey,
+            **joined(compared),
         }
 
     trained = stages.hash_of(f"drafter_{name}") if family.objective is not None else None
@@ -290,14 +289,12 @@ def measure_along_answers(
 
 def checks(config: ConfigDict, decoded: dict) -> list[dict]:
     """Exactness, and what the config leads one to expect."""
-    gaps, rows = decoded["gaps"], [row for row in decoded["rows"] if row["drafter"] != "none"]
-    tie = config.expected.near_tie
-    value = f"{decoded['texts'] - len(gaps)} of {decoded['texts']} texts equal"
-    value += f"; largest gap of the two best where one parts: {max(gaps):.1e}" if gaps else ""
+    rows = [row for row in decoded["rows"] if row["drafter"] != "none"]
     tau = max((row["block_efficiency"] for row in rows if row["block_efficiency"] is not None), default=None)
     return [
-        check("temperature 0: every draft length gives target-only text", all(gap <= tie for gap in gaps), value,
-              f"equal, or a gap of at most {tie:g}"),
+        check_equal_texts(
+            "temperature 0: every draft length gives target-only text", decoded, config.expected.near_tie
+        ),
         check_at_least("temperature 0: block efficiency", tau, config.expected.block_efficiency),
         check_at_least("temperature 0: best speed-up", max(row["speedup"] for row in rows), config.expected.speedup),
     ]  # fmt: skip

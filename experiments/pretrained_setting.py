@@ -1,18 +1,13 @@
-"""A pretrained target with one way of drafting for it, and how its texts are compared."""
+"""A pretrained target with one way of drafting for it."""
 
 import dataclasses
-import math
 import os
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from ml_collections import ConfigDict
 
-from experiments.agreement import first_difference
-from experiments.decoding_speed import gap_where_texts_part
 from experiments.generation_settings import DRAFTERS, FROM_A_FOLDER
-from specjax.models import LanguageModel
 from specjax.pretrained import Pretrained
 from specjax.pretrained.drafters import with_params
 from specjax.protocol import Drafter
@@ -72,19 +67,3 @@ def conversation_ids(target: Pretrained, messages: Sequence[dict]) -> list[int]:
     if target.chat_template is not None:
         return target.prompt_ids(messages)
     return target.prompt_ids("\n\n".join(message["content"] for message in messages))
-
-
-def where_parted(model: LanguageModel, ids: Sequence[int], plain: np.ndarray, text: np.ndarray) -> dict | None:
-    """Where a greedy text leaves another of the same model, and the gap of the model's best two logits there.
-
-    None for equal texts. A text that is the beginning of the other has no gap to excuse it.
-    """
-    gap = gap_where_texts_part(model, ids, plain, text)
-    if gap is None:
-        return None
-    return {"position": first_difference(plain, text), "gap": None if math.isinf(gap) else gap}
-
-
-def widest_gap(parted: Sequence[dict]) -> float:
-    """The largest of the gaps, infinite where there is none to name; 0 without parted texts."""
-    return max((float("inf") if one["gap"] is None else float(one["gap"]) for one in parted), default=0.0)

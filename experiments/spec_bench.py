@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from experiments.bench_questions import choose_questions, read_questions, with_answer
+from experiments.equal_texts import where_parted, widest_gap
 from experiments.generation_settings import make_drafter
 from experiments.pretrained_setting import (
     BASELINE,
@@ -15,10 +17,8 @@ from experiments.pretrained_setting import (
     check_drafters,
     conversation_ids,
     identity,
-    where_parted,
-    widest_gap,
 )
-from specjax.data.prompts import Prompt, PromptFiles
+from specjax.data.prompts import Prompt
 from specjax.decoding import Generation, generate
 from specjax.decoding.state import shared_context
 from specjax.events import Progress
@@ -42,8 +42,10 @@ COLUMNS = ("category", "drafter", "prompts", "tokens_per_second", "speedup", "sp
 def run(config: ConfigDict, workdir: pathlib.Path) -> dict:
     """Measures every batch of prompts that an earlier run has not finished, and writes the report."""
     check_config(config)
-    chosen, left_out = choose_prompts(config)
+    asked, left_out = read_questions(config)
     target = load(config.model, config.dtype or None)
+    chosen, refused = choose_questions(config, target, asked)
+    left_out += refused
     settings = {BASELINE: Setting.of(None, target, config.temperature)}
     for name in config.drafters:
         drafter = make_drafter(config.drafter_settings[name], target)
@@ -84,27 +86,6 @@ def check_config(config: ConfigDict) -> None:
         if config[name] < 1:
             raise ValueError(f"{name} must be at least 1; got {config[name]}")
     check_drafters(config)
-
-
-def choose_prompts(config: ConfigDict) -> tuple[list[Prompt], list[dict]]:
-    """The first prompts of every category in the order of the file, and records of broken lines.
-
-    Raises:
-        ValueError: no such file, a broken line while `on_broken` is "stop", or a category that it does not hold.
-    """
-    prompts, broken = PromptFiles(config.questions, on_broken=config.on_broken).read()
-    prompts = [dataclasses.replace(prompt, kind=prompt.kind or "no category") for prompt in prompts]
-    known = list(dict.fromkeys(prompt.kind for prompt in prompts))
-    unknown = [name for name in config.categories if name not in known]
-    if unknown:
-        raise ValueError(f"{config.questions} has no category {unknown[0]!r}; it has {', '.join(known)}")
-    chosen, taken = [], dict.fromkeys(config.categories or known, 0)
-    for prompt in prompts:
-        limit = config.prompts_per_category or len(prompts)
-        if prompt.kind in taken and taken[prompt.kind] < limit:
-            taken[prompt.kind] += 1
-            chosen.append(prompt)
-    return chosen, [{"prompt": None, "category": None, "reason": line} for line in broken]
 
 
 def measure_in_stages(
@@ -155,11 +136,15 @@ def measure_prompt(
     record = {"prompt": prompt.name, "category": prompt.kind, "turns": [], "parted": [], "left_out": []}
     messages, follow_ups = prompt.chat, prompt.follow_ups if config.turns == "all" else ()
     for number, follow_up in enumerate([*follow_ups, None], start=1):
-        ids = conversation_ids(target, messages)
         context = min(shared_context(target.model.config, setting.drafter) for setting in settings.values())
         longest = min(config.longest_prompt, context - config.max_new_tokens)
-        if len(ids) > longest:
-            reason = f"turn {number}: {len(ids)} tokens, over {longest}"
+        try:
+            ids = conversation_ids(target, messages)
+            reason = f"{len(ids)} tokens, over {longest}" if len(ids) > longest else None
+        except ValueError as error:  # by what the target answered, else it had been refused before
+            reason = error
+        if reason is not None:
+            reason = f"turn {number}: {reason}"
             record["left_out"].append({"prompt": prompt.name, "category": prompt.kind, "reason": reason})
             break
         results = measure_turn(config, target, settings, ids, warm)
@@ -172,7 +157,7 @@ def measure_prompt(
                 if (parted := where_parted(target.model, ids, plain, runs[-1].tokens[0])) is not None
             ]
         answer = target.tokenizer.decode([token for token in plain.tolist() if token not in target.stop_ids])
-        messages = [*messages, {"role": "assistant", "content": answer}, {"role": "user", "content": follow_up}]
+        messages = with_answer(messages, answer, follow_up)
     return record
 
 

@@ -1,6 +1,7 @@
 """A terminal, or a pipe in its place: text to standard output, remarks to standard error, lines from standard input."""
 
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -23,10 +24,11 @@ class Terminal:
 
     Attributes:
         first_text: the time.perf_counter() at which the first text was shown, or None.
+        closed: whether nobody reads the text any more, as behind `| head`; from then on nothing is shown.
     """
 
     def __init__(self, colour: bool):
-        self.colour, self.first_text = colour and colour_enabled(), None
+        self.colour, self.first_text, self.closed = colour and colour_enabled(), None, False
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(errors="replace")  # an output that cannot show a character shows a question mark
         self._escape = sys.stdout.isatty()  # a file gets the text as it is; no text may drive a terminal
@@ -35,14 +37,23 @@ class Terminal:
                 import readline  # noqa: F401 (gives `input` its line editing)
 
     def say(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+        try:
+            print(line, file=sys.stderr, flush=True)
+        except BrokenPipeError:
+            _discard(sys.stderr)
 
     def show(self, segments) -> None:
         """Some text, without an end of line."""
         if self.first_text is None and any(origin != Origin.PROMPT for _, origin in segments):
             self.first_text = time.perf_counter()
-        sys.stdout.write(trace(segments, self.colour) if self._escape else "".join(text for text, _ in segments))
-        sys.stdout.flush()
+        if self.closed:
+            return
+        try:
+            sys.stdout.write(trace(segments, self.colour) if self._escape else "".join(text for text, _ in segments))
+            sys.stdout.flush()
+        except BrokenPipeError:
+            self.closed = True
+            _discard(sys.stdout)
 
     def ask(self) -> str | None:
         """The next line of input; None at its end. ValueError for a line that is not UTF-8."""
@@ -62,7 +73,7 @@ class Terminal:
             raise ValueError(f"this line of input is not UTF-8 (byte {error.start}); it was skipped") from None
 
     def stream(self, begin: Callable[[], TextStream]) -> tuple[TextStream, Interrupts]:
-        """Shows the text of the stream that `begin` starts, until its end or Ctrl-C.
+        """Shows the text of the stream that `begin` starts, until its end, Ctrl-C or the end of who reads it.
 
         Returns:
             the stream, and the signals that came meanwhile. A second Ctrl-C does not wait for the end of a round.
@@ -74,7 +85,7 @@ class Terminal:
                 for piece in stream if interrupts.received is None else ():
                     shown += len(piece.segments)
                     self.show(piece.segments)
-                    if interrupts.received is not None:
+                    if interrupts.received is not None or self.closed:
                         break
             except KeyboardInterrupt:
                 interrupts.received = signal.SIGINT
@@ -98,12 +109,26 @@ class Terminal:
         self.say(f"[{figures}; {ended}; {prompt}]")
 
     def finish_batch(self, run: TextRun, names: list[str]) -> Interrupts:
-        """The texts of a batch, shown when all of them have ended or Ctrl-C has come."""
+        """The texts of a batch, shown when all of them have ended or Ctrl-C has come.
+
+        Returns:
+            the signals that came meanwhile. A second Ctrl-C does not wait for the end of the rounds.
+        """
         with Interrupts() as interrupts:
-            while run.running and interrupts.received is None:
-                run.advance(ROUNDS_BETWEEN_LOOKS)
-        for name, result in zip(names, run.results(), strict=True):
-            self.say(name)
-            self.show((*result.segments, END_OF_LINE))
-            self.conclude(result)
+            try:
+                while run.running and interrupts.received is None:
+                    run.advance(ROUNDS_BETWEEN_LOOKS)
+            except KeyboardInterrupt:
+                interrupts.received = signal.SIGINT
+            for name, result in zip(names, run.results(), strict=True):
+                self.say(name)
+                self.show((*result.segments, END_OF_LINE))
+                self.conclude(result)
         return interrupts
+
+
+def _discard(stream) -> None:
+    """What is still to be written to the stream goes nowhere: also what Python flushes when the program ends."""
+    with contextlib.suppress(OSError, ValueError):  # not a file of the system, so nothing is flushed to one
+        with open(os.devnull, "w") as null:
+            os.dup2(null.fileno(), stream.fileno())

@@ -7,8 +7,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from experiments import interleaved_texts as texts
+from experiments.equal_texts import widest_gap
 from experiments.interleaved_texts import OURS, THEIRS, is_plain
-from experiments.pretrained_setting import widest_gap
 from specjax.report.metrics import block_efficiency
 from specjax.report.results import check, check_at_most
 

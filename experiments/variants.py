@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from experiments import decoding_speed as speed
 from experiments.acceptance import measure_quality
 from experiments.decoding_speed import Setting
+from experiments.equal_texts import check_equal_texts, compare_texts, joined
 from experiments.families import FAMILIES, Family
 from experiments.trained_pair import prepare_text, train_target
 from experiments.training_stage import Text, TrainingStage, check_training, plain
@@ -20,7 +21,7 @@ from specjax.peak_flops import measure_peak_flops
 from specjax.protocol import FIXED, Drafter
 from specjax.report import metrics, plots
 from specjax.report.environment import environment
-from specjax.report.results import check, check_at_least
+from specjax.report.results import check_at_least
 from specjax.report.stages import Stages
 from specjax.report.tables import text_table
 from specjax.report.writer import write_report
@@ -173,7 +174,7 @@ def measure_speed(
             extra = {} if setting.drafter is None else memory(target, setting, prompts, decoding.new_tokens)
             rows.append(row | {"family": name, "nodes": setting.nodes, "shape": shape} | extra)
         jax.clear_caches()
-        return {"rows": rows, **compare_texts(target, prompts, records)}
+        return {"rows": rows, **greedy_texts(target, prompts, records)}
 
     forms = {form: repr(drafter) for form, drafter in one.forms.items()}
     trained = stages.hash_of(f"drafter_{name}") if one.record else None
@@ -182,17 +183,13 @@ def measure_speed(
     return stages.run(f"decoding_{name}", plain(inputs), measure)
 
 
-def compare_texts(target: LanguageModel, prompts, records: dict) -> dict[str, Any]:
+def greedy_texts(target: LanguageModel, prompts, records: dict) -> dict[str, Any]:
     """Greedy texts against target-only ones, and how much the target's own texts repeat themselves."""
     cold = [record for record in records.values() if record.setting.temperature == 0]
-    plain_texts = next(record.tokens for record in cold if record.setting.drafter is None)
-    gaps = [speed.gap_where_texts_part(target, *triple) for record in cold if record.setting.drafter is not None
-            for triple in zip(prompts, plain_texts, record.tokens, strict=True)]  # fmt: skip
-    return {
-        "texts": len(gaps),
-        "gaps": [gap for gap in gaps if gap is not None],
-        "repetition_share": {f"temperature_{t:g}": repetition_share(records, t) for t in (0.0, 1.0)},
-    }
+    plain = next(record.tokens for record in cold if record.setting.drafter is None)
+    drafted = [record.tokens for record in cold if record.setting.drafter is not None]
+    compared = joined([compare_texts(target, prompts, plain, tokens) for tokens in drafted])
+    return compared | {"repetition_share": {f"temperature_{t:g}": repetition_share(records, t) for t in (0.0, 1.0)}}
 
 
 def memory(target: LanguageModel, setting: Setting, prompts, new_tokens: int) -> dict[str, int]:
@@ -208,11 +205,7 @@ def memory(target: LanguageModel, setting: Setting, prompts, new_tokens: int) ->
 
 def exactness(decoded: list[dict]) -> list[dict]:
     """Whether greedy texts are target-only ones; where one parts, a near-tie must explain it."""
-    gaps, texts = [gap for one in decoded for gap in one["gaps"]], sum(one["texts"] for one in decoded)
-    value = f"{texts - len(gaps)} of {texts} texts equal"
-    value += f"; largest gap of the two best where one parts: {max(gaps):.1e}" if gaps else ""
-    name = "temperature 0: every family, form and batch gives target-only text"
-    return [check(name, all(gap <= 1e-3 for gap in gaps), value, "equal, or a gap under 1e-3")]
+    return [check_equal_texts("temperature 0: every family, form and batch gives target-only text", joined(decoded))]
 
 
 def expectations(config: ConfigDict, rows: list[dict], quality: list[dict]) -> list[dict]:

@@ -1,15 +1,16 @@
 """Prompts for a chat model: JSON Lines files in the field's usual shapes, split into training and held-out ones.
 
-One JSON object per line, the prompt under the first of these names that it has:
+One JSON object per line, the prompt under the first of these names that it has with more than null:
 
     messages        [{"role": "user", "content": ...}, ...]           also with content as a list of text parts
     conversations   [{"from": "human", "value": ...}, ...]            ShareGPT
     turns           [question, follow-up question, ...]               MT-bench, Spec-Bench
     prompt          a text, or messages
 
-A conversation is cut behind its last user message: what comes after it is what the target is to write itself. Answers
-between user messages stay as context. Turns have no answers between them, so the first is the prompt and the others
-are kept as follow-ups, to be asked once the one before is answered.
+A message may be in either form under either name. A conversation is cut behind its last user message: what comes after
+it is what the target is to write itself, and may be anything. Answers between user messages stay as context, an empty
+system message is left out. Turns have no answers between them, so the first is the prompt and the others are kept as
+follow-ups, to be asked once the one before is answered.
 """
 
 import dataclasses
@@ -21,8 +22,13 @@ from typing import Any
 
 from specjax.data.text import _files
 
-ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant",
-         "system": "system"}  # fmt: skip
+_SPEAKERS = {
+    "user": ("user", "human"),
+    "assistant": ("assistant", "gpt", "chatgpt", "bing", "bard", "model"),
+    "system": ("system", "developer"),
+}
+ROLES = {name: role for role, names in _SPEAKERS.items() for name in names}
+FORMS = {"messages": ("role", "content"), "conversations": ("from", "value")}  # of a message
 SHAPES = ("messages", "conversations", "turns", "prompt")
 
 
@@ -98,19 +104,12 @@ class PromptFiles:
 
 
 def read_prompt(line: bytes | str, name: str) -> Prompt:
-    """The prompt of one line. ValueError, saying what is wrong, when it holds none."""
-    try:
-        record = json.loads(line.decode("utf-8") if isinstance(line, bytes) else line)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 (byte {error.start} of the line)") from None
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"not JSON ({error})") from None
-    if not isinstance(record, dict):
-        raise ValueError(f"a JSON {type(record).__name__} where one JSON object is expected")
-    shape = next((shape for shape in SHAPES if shape in record), None)
+    """The prompt of one line. ValueError, saying what is wrong in one line, when it holds none."""
+    record = _read_object(line)
+    shape = next((shape for shape in SHAPES if record.get(shape) is not None), None)
     if shape is None:
         fields = ", ".join(map(repr, record)) or "none"
-        raise ValueError(f"no prompt under any of {', '.join(SHAPES)}; the fields of this line: {fields}")
+        raise ValueError(f"no prompt under any of {', '.join(SHAPES)}; the fields of this line: {_short(fields)}")
     value, follow_ups = record[shape], ()
     if shape == "turns":
         if not isinstance(value, list) or not value:
@@ -122,7 +121,20 @@ def read_prompt(line: bytes | str, name: str) -> Prompt:
     else:
         messages = _conversation(value, shape)
     kind = record.get("category")
-    return Prompt(name, messages, name, kind if isinstance(kind, str) else "", tuple(follow_ups))
+    kind = _whole(kind, "'category'") if isinstance(kind, str) else ""
+    return Prompt(name, messages, name, kind, tuple(follow_ups))
+
+
+def refused_prompt(name: str, reason: Any, on_broken: str) -> str:
+    """What to say of a prompt that a model cannot take and that is left out; `reason` may be an error.
+
+    Raises:
+        ValueError: with it, and a remedy, if `on_broken` is "stop".
+    """
+    said = f"{name}: {reason}"
+    if on_broken == "stop":
+        raise ValueError(f"{said}; change this prompt, or go on without such prompts with on_broken='skip'") from None
+    return said
 
 
 def split_prompts(prompts: Sequence[Prompt], held_out: float) -> tuple[list[Prompt], list[Prompt]]:
@@ -148,38 +160,93 @@ def split_prompts(prompts: Sequence[Prompt], held_out: float) -> tuple[list[Prom
     return sides
 
 
+def _read_object(line: bytes | str) -> dict[str, Any]:
+    try:
+        # As floats: of integers with thousands of digits Python makes an error.
+        record = json.loads(line.decode("utf-8") if isinstance(line, bytes) else line, parse_int=float)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 (byte {error.start} of the line)") from None
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"not JSON ({error})") from None
+    if not isinstance(record, dict):
+        raise ValueError(f"{_type(record)} where one JSON object is expected")
+    return record
+
+
 def _conversation(value: Any, shape: str) -> tuple[tuple[str, str], ...]:
-    """(role, content) of every message up to the last of the user's."""
-    role_key, content_key = ("from", "value") if shape == "conversations" else ("role", "content")
+    """(role, content) of every message up to the last of the user's; what comes after that is not looked at."""
     if not isinstance(value, list):
-        raise ValueError(f"{shape!r} must be a list of messages; got a {type(value).__name__}")
+        raise ValueError(f"{shape!r} must be a list of messages; got {_type(value)}")
+    forms = sorted(FORMS.values(), key=lambda form: form != FORMS.get(shape, FORMS["messages"]))
+    asked = [number for number, message in enumerate(value, start=1) if _is_users(message, forms)]
     messages = []
-    for number, message in enumerate(value, start=1):
+    for number, message in enumerate(value[: asked[-1]] if asked else value, start=1):
+        where = f"message {number} of {shape!r}"
+        role_key, content_key = _form(message, forms)
         if not isinstance(message, dict) or role_key not in message or content_key not in message:
-            raise ValueError(f"message {number} of {shape!r} must have {role_key!r} and {content_key!r}")
-        role = message[role_key]
-        if role not in ROLES:
-            raise ValueError(f"message {number} of {shape!r} is from {role!r}; known are {', '.join(ROLES)}")
-        messages.append((ROLES[role], _content(message[content_key], f"message {number} of {shape!r}")))
-    asked = [i for i, (role, _) in enumerate(messages) if role == "user"]
+            raise ValueError(f"{where} must have {role_key!r} and {content_key!r}")
+        speaker, content = message[role_key], message[content_key]
+        if not isinstance(speaker, str):
+            raise ValueError(f"{role_key!r} of {where} must be text; got {_type(speaker)}")
+        if speaker not in ROLES:
+            raise ValueError(f"{where} is from {_short(repr(speaker))}; known are {', '.join(ROLES)}")
+        if ROLES[speaker] != "system" or not _is_empty(content):
+            messages.append((ROLES[speaker], _content(content, where)))
     if not asked:
         raise ValueError(f"{shape!r} holds no message of a user")
-    return tuple(messages[: asked[-1] + 1])
+    return tuple(messages)
+
+
+def _form(message: Any, forms: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """The names of speaker and text in a message: of the first form that it names a speaker in."""
+    found = (form for form in forms if isinstance(message, dict) and message.get(form[0]) is not None)
+    return next(found, forms[0])
+
+
+def _is_users(message: Any, forms: Sequence[tuple[str, str]]) -> bool:
+    speaker = message.get(_form(message, forms)[0]) if isinstance(message, dict) else None
+    return isinstance(speaker, str) and ROLES.get(speaker) == "user"
 
 
 def _content(value: Any, where: str) -> str:
     """The text of a message, also of one that is given in parts."""
-    if isinstance(value, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in value):
-        value = "".join(str(part.get("text", "")) for part in value)
+    if isinstance(value, list) and all(map(_is_text_part, value)):
+        value = "".join(part["text"] for part in value)
     if not isinstance(value, str):
-        raise ValueError(f"{where} must be text; got a {type(value).__name__}")
+        raise ValueError(f"{where} must be text; got {_type(value)}")
     if not value.strip():
         raise ValueError(f"{where} is empty")
+    return _whole(value, where)
+
+
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _is_empty(content: Any) -> bool:
+    """Whether it is text, perhaps in parts, without a character that shows."""
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    return all(_is_text_part(part) and not part["text"].strip() for part in parts)
+
+
+def _whole(text: str, where: str) -> str:
     try:
-        value.encode("utf-8")
+        text.encode("utf-8")
     except UnicodeEncodeError:
         raise ValueError(f"{where} holds half of a surrogate pair, which is not text") from None
-    return value
+    return text
+
+
+def _type(value: Any) -> str:
+    """What JSON calls it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    names = {dict: "a JSON object", list: "a JSON list", str: "a JSON string"}
+    return names.get(type(value), "a JSON number")
+
+
+def _short(text: str, longest: int = 200) -> str:
+    return text if len(text) <= longest else text[:longest] + "..."
 
 
 def _read_bytes(path: pathlib.Path) -> bytes:

@@ -11,6 +11,7 @@ split no function that is asked about while measuring was seen in training, in a
 
 import ast
 import dataclasses
+import re
 import textwrap
 import warnings
 from collections.abc import Sequence
@@ -83,14 +84,14 @@ def find_functions(document: Document, min_body: int = 3) -> list[Function]:
             tree = ast.parse(document.text)
     except (SyntaxError, ValueError, RecursionError):
         return []
-    lines, functions = document.text.splitlines(), []
+    lines, functions = _source_lines(document.text), []
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         begin = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) - 1
         documented = ast.get_docstring(node, clean=False) is not None
         first = node.body[1:2] if documented else node.body[:1]
-        if not first or node.body[0].lineno == node.lineno or len(lines) < node.end_lineno:
+        if not first or node.body[0].lineno == node.lineno:
             continue  # nothing but a docstring, or all on one line
         opening = node.body[0].lineno - 1 - begin, node.body[0].end_lineno - begin
         header = opening[1] if documented else opening[0]
@@ -106,6 +107,14 @@ def find_functions(document: Document, min_body: int = 3) -> list[Function]:
                 )
             )
     return sorted(functions, key=lambda function: int(function.name.split(":")[-2]))
+
+
+def _source_lines(text: str) -> list[str]:
+    """Lines as Python counts them, which str.splitlines() does not: it cuts at form feeds, U+2028 and others as well.
+
+    A form feed ends the indentation before it, so a line that begins with one goes on without it.
+    """
+    return [re.sub(r"^[ \t\f]*\f", "", line) for line in re.split(r"\r\n|\r|\n", text)]
 
 
 def function_prompts(

@@ -1,15 +1,15 @@
-import ast
+"""Lines of prompt files: what is read from them, what is broken, and on which side of a split they fall."""
+
 import json
-import textwrap
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from specjax.data.prompts import Prompt, PromptFiles, read_prompt, split_prompts
-from specjax.data.standard_library_prompts import REQUESTS, find_functions, function_prompts
-from specjax.data.text import Document, StandardLibrary, load_corpus
+from specjax.data.prompts import ROLES, SHAPES, Prompt, PromptFiles, read_prompt, refused_prompt, split_prompts
 
 PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-SHAPES = {
+READ = {
     "prompt": ({"prompt": "Hi"}, (("user", "Hi"),), ()),
     "prompt of messages": ({"prompt": [{"role": "user", "content": "Hi"}]}, (("user", "Hi"),), ()),
     "messages": (
@@ -23,15 +23,47 @@ SHAPES = {
                                     {"from": "human", "value": "r"}, {"from": "gpt", "value": "b"}]},
         (("user", "q"), ("assistant", "a"), ("user", "r")), (),
     ),
+    "conversations in the other form": (
+        {"conversations": [{"role": "developer", "content": "S"}, {"role": "user", "content": PARTS}]},
+        (("system", "S"), ("user", "ab")), (),
+    ),
+    "messages in the other form": ({"messages": [{"from": "human", "value": "q"}]}, (("user", "q"),), ()),
+    "a form whose columns are null": (
+        {"messages": [{"role": None, "content": None, "from": "human", "value": "q"}]}, (("user", "q"),), (),
+    ),
+    "null columns": ({"messages": None, "conversations": None, "turns": None, "prompt": "hi"}, (("user", "hi"),), ()),
+    "an empty system message": (
+        {"messages": [{"role": "system", "content": " "}, {"role": "system", "content": []},
+                      {"role": "user", "content": "q"}]},
+        (("user", "q"),), (),
+    ),
+    "anything behind the last question": (
+        {"messages": [{"role": "user", "content": "q"}, {"role": "tool", "content": None}, {"role": ["user"]}, 3,
+                      {"role": "assistant", "content": ""}]},
+        (("user", "q"),), (),
+    ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", READ)
 def test_the_fields_shapes_are_read_up_to_the_last_question(name):
-    record, messages, follow_ups = SHAPES[name]
+    record, messages, follow_ups = READ[name]
     prompt = read_prompt(json.dumps(record | {"category": "math"}), "x:1")
     assert (prompt.messages, prompt.follow_ups, prompt.kind) == (messages, follow_ups, "math")
     assert prompt.chat[-1] == {"role": "user", "content": messages[-1][1]}
+
+
+@pytest.mark.parametrize("speaker", ROLES)
+def test_the_speakers_of_the_usual_exports_are_known(speaker):
+    turns = [{"from": "human", "value": "q"}, {"from": speaker, "value": "a"}, {"from": "user", "value": "r"}]
+    prompt = read_prompt(json.dumps({"conversations": turns}), "x:1")
+    assert prompt.messages[1] == (ROLES[speaker], "a") and len(prompt.messages) == 3
+
+
+def test_speakers_by_role():
+    usual = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
+             "model": "assistant", "developer": "system"}  # fmt: skip
+    assert usual | {role: role for role in ("user", "assistant", "system")} == ROLES
 
 
 BROKEN = {
@@ -39,15 +71,32 @@ BROKEN = {
     b"[1]": "a JSON list where one JSON object is expected",
     b'{"text": "a"}': "no prompt under any of messages, .* fields of this line: 'text'",
     b'{"prompt": ""}': "'prompt' is empty",
-    b'{"prompt": 3}': "'prompt' must be a list of messages; got a int",
+    b'{"prompt": 3}': "'prompt' must be a list of messages; got a JSON number",
     b'{"prompt": "\xff"}': r"not UTF-8 \(byte 12 of the line\)",
     b'{"prompt": "\\ud800"}': "half of a surrogate pair",
     b'{"turns": []}': "'turns' must be a list of questions",
     b'{"turns": ["a", 1]}': "turn 2 must be text",
     b'{"messages": [{"role": "user"}]}': "message 1 of 'messages' must have 'role' and 'content'",
     b'{"messages": [{"role": "robot", "content": "a"}]}': "is from 'robot'; known are",
+    b'{"messages": [{"role": "tool", "content": "a"}, {"role": "user", "content": "b"}]}': "'tool'; known are user, hu",
+    b'{"messages": [{"role": ["user"], "content": "a"}]}': "'role' of message 1 of 'messages' must .* JSON list",
+    b'{"messages": [{"role": {}, "content": "a"}, {"role": "user", "content": "b"}]}': "must .* JSON object",
+    b'{"conversations": [{"from": 7, "value": "a"}]}': "'from' of message 1 of 'conversations' must be .* JSON number",
+    b'{"messages": [{"role": null, "content": "a"}]}': "'role' of message 1 .* got null",
+    b'{"messages": [null, {"role": "user", "content": "a"}]}': "message 1 of 'messages' must have 'role' and 'content'",
+    b'{"messages": [{"role": "user", "content": null}]}': "message 1 of 'messages' must be text; got null",
+    b'{"messages": [{"role": "user", "content": {}}]}': "must be text; got a JSON object",
+    b'{"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}': "must be text; got a JSON list",
+    b'{"messages": [{"role": "assistant", "content": ""}, {"role": "user", "content": "a"}]}': "message 1 .* is empty",
+    b'{"messages": null}': "no prompt under any of .* fields of this line: 'messages'",
+    b'{"messages": true}': "'messages' must be a list of messages; got true",
+    b'{"turns": {"a": 1}}': "'turns' must be a list of questions",
+    b'{"turns": [null]}': "turn 1 must be text; got null",
+    b'{"prompt": "a", "category": "\\udc00"}': "'category' holds half of a surrogate pair",
+    b"1" + b"0" * 5000: "a JSON number where one JSON object is expected",
+    b"[" * 100_000: "not JSON",
     b'{"messages": [{"role": "system", "content": "a"}]}': "no message of a user",
-    b'{"conversations": [{"role": "user", "content": "a"}]}': "must have 'from' and 'value'",
+    b'{"conversations": [{"text": "a"}]}': "must have 'from' and 'value'",
 }
 
 
@@ -60,6 +109,47 @@ def test_a_broken_line_is_named_and_stops_or_is_left_out(tmp_path, line):
     prompts, broken = PromptFiles(str(tmp_path), on_broken="skip").read()
     assert [prompt.name for prompt in prompts] == ["p.jsonl:1", "p.jsonl:4"]  # U+2028 ends no line
     assert len(broken) == 1 and "line 3" in broken[0]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None), max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = st.sampled_from(list(ROLES))
+MESSAGE = st.fixed_dictionaries(
+    {}, optional={"role": NAMES | JSON, "content": JSON, "from": NAMES | JSON, "value": JSON, "type": st.just("text")}
+)
+PROMPT = st.text(max_size=3) | st.lists(MESSAGE | JSON, max_size=4) | JSON
+LINES = st.fixed_dictionaries({}, optional={shape: PROMPT for shape in (*SHAPES, "category")})
+
+
+@settings(max_examples=500)
+@given(LINES | JSON)
+@example({"messages": [{"role": [], "content": "a"}]})
+def test_any_json_is_a_prompt_or_broken_and_nothing_else(value):
+    try:
+        prompt = read_prompt(json.dumps(value), "x:1")
+    except ValueError as error:
+        assert len(str(error).splitlines()) == 1
+    else:
+        assert prompt.messages[-1][0] == "user" and {role for role, _ in prompt.messages} <= set(ROLES.values())
+        texts = [content for _, content in prompt.messages] + list(prompt.follow_ups)
+        assert all(text.strip() and text.encode() for text in texts) and prompt.kind.encode() is not None
+
+
+@given(st.binary(max_size=20).map(lambda data: b'{"prompt": "' + data) | st.binary(max_size=4))
+def test_any_bytes_are_a_prompt_or_broken(line):
+    try:
+        read_prompt(line, "x:1")
+    except ValueError as error:
+        assert len(str(error).splitlines()) == 1
+
+
+def test_a_refused_prompt_stops_or_is_left_out():
+    assert refused_prompt("p:3", ValueError("no"), "skip") == "p:3: no"
+    with pytest.raises(ValueError, match="^p:3: no; change this prompt, or go on .* on_broken='skip'$"):
+        refused_prompt("p:3", "no", "stop")
 
 
 def test_files_without_prompts_and_wrong_settings_are_named(tmp_path):
@@ -87,96 +177,3 @@ def test_a_split_keeps_sources_together_and_drops_copies():
     for share, message in ((0.0, "in \\(0, 1\\)"), (1e-9, "0 held out; add prompts")):
         with pytest.raises(ValueError, match=message):
             split_prompts(prompts, share)
-
-
-SOURCE = '''
-import functools
-
-def one_line(): return 1
-
-def only_docstring():
-    """Nothing
-    else."""
-
-class A:
-    @functools.cache
-    @staticmethod
-    def method(x, y):
-        """Adds.
-
-        More.
-        """
-        z = x + y
-        z = z + 1
-        return z
-
-async def undocumented(items):
-    total = 0
-    for item in items:
-        total += item
-    return total
-'''
-
-
-def test_functions_are_found_with_their_parts():
-    method, plain = find_functions(Document("m.py", SOURCE))
-    assert (method.name, plain.name) == ("m.py:13:method", "m.py:22:undocumented")
-    for function in (method, plain):
-        ast.parse(function.whole), ast.parse(function.undocumented)
-        assert function.whole.startswith(function.beginning) and len(function.beginning) < len(function.whole)
-    assert method.whole.startswith('@functools.cache\n@staticmethod\ndef method(x, y):\n    """Adds.')
-    assert method.beginning.rstrip().endswith('"""') and "Adds" not in method.undocumented
-    assert method.undocumented == method.whole.replace(method.whole[method.whole.index('    """') :
-                                                                    method.whole.index("    z = x")], "")  # fmt: skip
-    assert plain.undocumented == plain.whole and plain.beginning.endswith("total = 0")
-    assert find_functions(Document("bad.py", "def f(:\n")) == find_functions(Document("bad.py", "\0")) == []
-
-
-def documents(count):
-    return [Document(f"{i}.py", textwrap.dedent(f'''
-        def function_{i}(x):
-            """Adds {i}."""
-            y = x + {i}
-            z = y * 2
-            return z
-    ''')) for i in range(count)]  # fmt: skip
-
-
-def test_prompts_show_the_right_code_in_an_order_made_by_the_seed():
-    files = documents(20)
-    prompts = function_prompts(files, seed=1)
-    assert len(prompts) == 60 and prompts == function_prompts(files, seed=1)
-    assert prompts[:10] == function_prompts(files, seed=1, count=10)
-    assert [p.name for p in prompts] != [p.name for p in function_prompts(files, seed=2)]
-    assert {p.name for p in prompts} == {p.name for p in function_prompts(files, seed=2)}
-    for prompt in prompts:
-        (content,) = (content for _, content in prompt.messages)
-        number = prompt.source.removesuffix(".py")
-        assert f"def function_{number}(x)" in content and content.split("\n")[0] in REQUESTS[prompt.kind]
-        assert ("Adds" in content) == (prompt.kind != "document") and ("return z" in content) == (
-            prompt.kind != "complete"
-        )
-    assert {p.kind for p in function_prompts(files, 0, kinds=("explain",))} == {"explain"}
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (dict(kinds=("translate",)), "kinds must be some of explain, complete, document; got translate"),
-        (dict(kinds=()), "got none"),
-        (dict(max_chars=5), "no function of at most 5 characters in 2 documents; raise max_chars"),
-        (dict(count=0), "must be at least 1"),
-    ],
-)
-def test_wrong_settings_of_function_prompts_are_named(change, message):
-    with pytest.raises(ValueError, match=message):
-        function_prompts(documents(2), 0, **change)
-
-
-@pytest.mark.slow
-def test_the_standard_library_gives_thousands_of_prompts_and_none_on_both_sides():
-    corpus = load_corpus(StandardLibrary(), 0.05)
-    train, held_out = (function_prompts(side, 0, max_chars=600) for side in (corpus.train, corpus.held_out))
-    assert len(train) > 5000 and len(held_out) > 100
-    assert not {p.source for p in train} & {p.source for p in held_out}
-    assert all(len(p.messages[0][1]) < 800 for p in train)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import types
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,11 +16,14 @@ import pytest
 from configs import compare_transformers as compare_config
 from experiments import compare_transformers, compared_weights, loading_cost, transformers_checks
 from experiments import interleaved_texts as texts
-from experiments.agreement import compare_logits, first_difference, gap_between, perplexity
+from experiments.agreement import compare_logits, gap_between, perplexity
+from experiments.equal_texts import first_difference
 from specjax.pretrained import load
 from specjax.report.metrics import block_efficiency, summary
+from specjax.report.stages import Stages
 from specjax.weights import load_weights
 from tests.experiments.tiny_pretrained import write_folder
+from tests.weights import test_gguf_file
 
 
 def test_logits_are_compared_position_by_position():
@@ -194,6 +198,16 @@ def test_texts_to_read_and_logits_in_chunks(folder):
     assert [len(chunk) for chunk in chunks] == [32, 32, 6]
     whole = target.model(jnp.asarray([ids]))[0][0]
     np.testing.assert_allclose(np.concatenate(chunks), whole, atol=1e-4)
+
+
+@pytest.mark.parametrize("at_hand", [True, False], ids=["the target", "a draft model"])
+def test_a_gguf_file_is_written_as_a_folder_that_both_read(tmp_path, at_hand):
+    model = test_gguf_file.random_model(test_gguf_file.CONFIGS["qwen2"])
+    path = test_gguf_file.write(tmp_path / "small.gguf", model, "qwen2")
+    folder = compared_weights.weights_folder("w", str(path), Stages(tmp_path), (lambda: model) if at_hand else None)
+    assert folder == tmp_path / "stages" / "w" / "huggingface"
+    chex.assert_trees_all_equal(load_weights(folder, "float32").params, model.params)
+    assert compared_weights.weights_folder("w", str(folder), Stages(tmp_path)) == folder
 
 
 class StandIn:

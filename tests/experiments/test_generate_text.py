@@ -1,11 +1,9 @@
-"""Text in the terminal: prompts, files and chats end as they should, also when somebody presses Ctrl-C."""
+"""Text from the command line: prompts, files and chats, and what is wrong with a config."""
 
 import html
 import io
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,14 +11,11 @@ from pathlib import Path
 import pytest
 
 import specjax
-from configs import generate as generate_config
 from experiments import generate_text
-from experiments.terminal import Terminal
-from specjax.decoding import Origin
 from specjax.drafters import NGram
-from specjax.pretrained import TextStream
 from specjax.report.results import ROW_KEYS
 from specjax.sampling import Sampling
+from tests.experiments.tiny_generation import from_the_api, tiny, user
 from tests.pretrained.tiny_model import CONTEXT, write_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,24 +31,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def model(folder):
     return specjax.load(folder)
-
-
-def tiny(folder, **changes):
-    config = generate_config.get_config()
-    config.model, config.max_new_tokens = str(folder), 12
-    config.drafter.draft_length = 3
-    config.update(changes)
-    return config
-
-
-def from_the_api(model, prompts, **options):
-    return model.generate(
-        prompts, **({"max_new_tokens": 12, "sampling": Sampling.of(0), "drafter": NGram(3)} | options)
-    )
-
-
-def user(text):
-    return {"role": "user", "content": text}
 
 
 @pytest.fixture
@@ -106,80 +83,6 @@ def test_a_chat_through_a_pipe_from_the_command_line(folder, model, tmp_path):
     results = json.loads((tmp_path / "report.json").read_text())["results"]
     assert [text["emitted_tokens"] for text in results["texts"]] == [len(reply.tokens) for reply in replies]
     assert results["rows"][0]["emitted_tokens"] == sum(len(reply.tokens) for reply in replies)
-
-
-def test_ctrl_c_ends_an_answer_and_not_the_chat(tmp_path):
-    """A long answer is under way when the signal comes; the chat then takes the next line, and end of input ends it."""
-    write_model(tmp_path / "model", context_length=16384)
-    arguments = (
-        f"--config.model={tmp_path / 'model'}", "--config.max_new_tokens=10000", "--config.penalties.banned_ids=(0,)",
-        "--config.drafter.kind=none", "--workdir", str(tmp_path / "run"),
-    )  # fmt: skip
-    command = [sys.executable, "launch.py", "--config", "configs/generate.py", *arguments]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe) as process:
-        process.stdin.write(b"the cat\n")
-        process.stdin.flush()
-        begun = os.read(process.stdout.fileno(), 1)
-        process.send_signal(signal.SIGINT)
-        process.stdin.write(b"/help\n")
-        process.stdin.close()
-        shown, remarks = begun + process.stdout.read(), process.stderr.read().decode()
-        assert process.wait(timeout=60) == 0, remarks
-    assert "interrupted" in remarks and "/reset forgets" in remarks
-    (text,) = map(json.loads, (tmp_path / "run" / "texts.jsonl").read_text().splitlines())
-    assert text["finish"] == "interrupted" and text["text"] + "\n" == shown.decode()
-    (row,) = json.loads((tmp_path / "run" / "report.json").read_text())["results"]["rows"]
-    assert 0 < row["emitted_tokens"] < 10000
-
-
-@pytest.fixture
-def interrupted_stream(monkeypatch):
-    """Every stream is interrupted before its third piece."""
-    original, count = TextStream.__next__, [0]
-
-    def next_piece(stream):
-        count[0] += 1
-        if count[0] % 3 == 0:
-            raise KeyboardInterrupt
-        return original(stream)
-
-    monkeypatch.setattr(TextStream, "__next__", next_piece)
-
-
-def test_ctrl_c_leaves_the_partial_text_of_a_prompt_and_its_report(folder, model, tmp_path, capsys, interrupted_stream):
-    with pytest.raises(KeyboardInterrupt):
-        generate_text.run(tiny(folder, prompt="the cat"), tmp_path)
-    shown = capsys.readouterr().out.removesuffix("\n")
-    (whole,) = from_the_api(model, [[user("the cat")]])
-    assert shown and whole.text.startswith(shown) and len(shown) < len(whole.text)
-    results = json.loads((tmp_path / "report.json").read_text())["results"]
-    assert results["texts"][0]["finish"] == "interrupted" and results["rows"][0]["emitted_tokens"] > 0
-
-
-def test_ctrl_c_in_a_file_keeps_what_was_done(folder, tmp_path, capsys, monkeypatch, interrupted_stream):
-    (tmp_path / "prompts.txt").write_text("the cat\nthe dog\n")
-    with pytest.raises(KeyboardInterrupt):
-        generate_text.run(tiny(folder, file=str(tmp_path / "prompts.txt")), tmp_path)
-    assert len((tmp_path / "texts.jsonl").read_text().splitlines()) == 1
-
-
-def test_ctrl_c_at_the_prompt_ends_the_chat(folder, tmp_path, capsys, monkeypatch):
-    def ask(terminal):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Terminal, "ask", ask)
-    report = generate_text.run(tiny(folder), tmp_path)
-    assert report["results"]["rows"] == [] and (tmp_path / "report.md").exists()
-
-
-def test_an_interrupted_answer_is_part_of_the_conversation(folder, tmp_path, typed, capsys, interrupted_stream, model):
-    typed("the cat", "why")
-    report = generate_text.run(tiny(folder), tmp_path)
-    first, second = map(json.loads, (tmp_path / "texts.jsonl").read_text().splitlines())
-    assert first["finish"] == second["finish"] == "interrupted"
-    conversation = [user("the cat"), {"role": "assistant", "content": first["text"]}, user("why")]
-    assert report["results"]["texts"][1]["prompt_tokens"] == len(model.prompt_ids(conversation))
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
@@ -272,6 +175,7 @@ def bad(**changes):
         (bad(max_new_tokens=255), "lower max_new_tokens to"),
         (bad(batch_size=0), "batch_size of at least 1"),
         (bad(drafter={"kind": "ngrm"}), "drafter.kind must be one of none, ngram"),
+        (bad(on_broken="maybe"), "on_broken must be 'stop' or 'skip'; got 'maybe'"),
         (bad(drafter={"kind": "saved"}), "needs a folder: --config.drafter.path"),
         (bad(drafter={"kind": "eagle_suffix"}), "needs a folder: --config.drafter.path"),
         (bad(drafter={"kind": "saved", "path": "nowhere"}), "there is no folder nowhere"),
@@ -288,56 +192,8 @@ def test_what_is_wrong_with_a_config_is_said_in_one_line(folder, tmp_path, chang
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "name, content, parts",
-    [
-        ("p.txt", b"the cat\nf\xffr\n", ("p.txt, line 2: not UTF-8 (byte 1)",)),
-        ("p.txt", b"\n \n", ("every line of it is blank",)),
-        ("p.jsonl", b'{"prompt": "a"}\n{"prompt": "f\xffr"}\n', ("p.jsonl, line 2: not UTF-8",)),
-        ("p.jsonl", b'{"prompt": "a"}\n{"prompt": \n', ("p.jsonl, line 2: not JSON", "skip")),
-    ],
-)
-def test_a_broken_file_of_prompts_names_its_line(folder, tmp_path, name, content, parts):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError) as error:
-        generate_text.run(tiny(folder, file=str(tmp_path / name)), tmp_path)
-    for part in parts:
-        assert part in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_broken_lines_are_skipped_on_request(folder, tmp_path, capsys):
-    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\nbroken\n')
-    report = generate_text.run(tiny(folder, file=str(tmp_path / "p.jsonl"), on_broken="skip"), tmp_path)
-    assert len(report["results"]["texts"]) == 1
-    assert "skipped" in capsys.readouterr().err
-
-
 def test_a_model_without_a_template_says_how_to_go_on(tmp_path):
     write_model(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
     with pytest.raises(ValueError, match="has no chat template; --config.raw"):
         generate_text.run(tiny(tmp_path, prompt="a"), tmp_path / "run")
-
-
-class FakeTerminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-@pytest.mark.parametrize("colour", [False, True])
-def test_colours_and_no_control_characters_on_a_terminal(monkeypatch, colour):
-    monkeypatch.setattr(sys, "stdout", FakeTerminal())
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    terminal = Terminal(colour)
-    terminal.show([("a\x1b[2J", Origin.DRAFTED), ("b", Origin.BONUS)])
-    shown = sys.stdout.getvalue()
-    assert "\x1b[2J" not in shown and "a\\x1b[2J" in shown
-    assert ("\x1b[36m" in shown and "\x1b[35;1mb" in shown) == colour
-
-
-def test_the_text_in_a_file_is_exact(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    Terminal(True).show([("a\x1b\r", Origin.DRAFTED)])
-    assert sys.stdout.getvalue() == "a\x1b\r"

@@ -1,9 +1,7 @@
 """The whole way from prompts to a measured drafter, with a tiny target that reads bytes."""
 
 import dataclasses
-import functools
 import json
-import math
 import types
 
 import jax
@@ -14,9 +12,7 @@ import pytest
 from configs import smollm2 as smollm2_config
 from experiments import answer_stage, pretrained_distillation
 from experiments.answer_stage import TokenPrompt, write_answers
-from experiments.decoding_speed import gap_where_texts_part
 from experiments.families import FAMILIES
-from experiments.pretrained_setting import where_parted
 from experiments.training_stage import Text
 from specjax.data.answers import AnswerSource
 from specjax.data.pipeline import TokenizedText
@@ -177,18 +173,6 @@ def test_the_reduced_vocabulary_is_the_most_frequent_tokens_and_is_not_trained(t
     trained = family.initial(jax.random.key(0))
     assert "draft_to_target" not in trained
     pretrained_distillation.with_draft_length(family.chain, 2).check_params(family.whole(trained))
-
-
-def test_texts_part_where_they_first_differ_whatever_their_lengths(target):
-    """One may have stopped. A text that is only the beginning of another is explained by no near-tie."""
-    gap = functools.partial(gap_where_texts_part, target.model, np.array([65, 66]))
-    assert gap(np.array([1, 2, 3]), np.array([1, 2, 3])) is None
-    long, short = np.array([1, 2, 3, 4]), np.array([1, 5])
-    assert gap(long, short) == gap(short, long) == gap(long[:2], short) < math.inf
-    assert gap(long, long[:2]) == gap(long[:2], long) == math.inf
-    found = [where_parted(target.model, [65, 66], *pair) for pair in ((long, short), (long, long[:2]), (long, long))]
-    assert found[0]["position"] == 1 and found[0]["gap"] == gap(long, short)
-    assert found[1:] == [{"position": 2, "gap": None}, None]
 
 
 def test_corpus_windows_take_the_place_of_a_batch():

@@ -2,12 +2,11 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from configs import spec_bench as spec_bench_config
 from experiments import spec_bench
-from experiments.pretrained_setting import Setting, identity, widest_gap
+from experiments.pretrained_setting import Setting, identity
 from specjax.drafters import Empty, NGram
 from specjax.report.results import ROW_KEYS
 from tests.experiments.tiny_pretrained import write_folder
@@ -78,24 +77,6 @@ def test_checks_notice_what_is_missing_or_slow_or_different():
     assert passed == [False, False, False]
     row["speedup_low"], parted["parted"][0]["gap"] = 1.1, 0.001
     assert all(check["passed"] for check in spec_bench.checks(config, [row], [parted], 1))
-    assert widest_gap([{"gap": None}]) == np.inf and widest_gap([]) == 0
-
-
-def test_choice_of_prompts(folder, tmp_path):
-    config = small(folder, write_questions(tmp_path / "q.jsonl", broken=True))
-    with pytest.raises(ValueError, match="line 6: 'turns' must be a list"):
-        spec_bench.choose_prompts(config)
-    config.on_broken = "skip"
-    chosen, left_out = spec_bench.choose_prompts(config)
-    assert [(p.kind, p.name.split(":")[-1]) for p in chosen] == [
-        ("writing", "1"), ("coding", "2"), ("coding", "3"), ("writing", "4"),
-    ]  # fmt: skip
-    assert "line 6" in left_out[0]["reason"]
-    config.categories, config.prompts_per_category = ("writing",), 0
-    assert len(spec_bench.choose_prompts(config)[0]) == 3
-    config.categories = ("cooking",)
-    with pytest.raises(ValueError, match="has no category 'cooking'; it has writing, coding"):
-        spec_bench.choose_prompts(config)
 
 
 @pytest.mark.parametrize(
