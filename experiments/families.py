@@ -132,7 +132,7 @@ def _heads(make, settings: ConfigDict, target: LanguageModel, text: Text) -> Fam
 
 def eagle(settings: ConfigDict, target: LanguageModel, text: Text) -> Family:
     """Version 1; its dynamic tree is EAGLE-2."""
-    model = EagleConfig(target.config, 1, d_ff=settings.d_ff)
+    model = EagleConfig(target.config, 1, d_ff=settings.d_ff, input_norm=settings.get("input_norm", True))
     return _eagle(settings, model, Eagle1Distillation(model, law_weight=settings.law_weight), target)
 
 
@@ -165,7 +165,10 @@ def _eagle(settings: ConfigDict, model: EagleConfig, objective, target: Language
 
 def block(settings: ConfigDict, target: LanguageModel, text: Text) -> Family:
     """One bidirectional pass for the whole draft."""
-    drafter = BlockDrafter(target.config, settings.num_layers, tuple(settings.feature_layers), settings.draft_length)
+    drafter = BlockDrafter(
+        target.config, settings.num_layers, tuple(settings.feature_layers), settings.draft_length,
+        qk_norm=settings.get("qk_norm"),
+    )  # fmt: skip
     return Family(drafter, lambda params: {}, BlockDistillation(drafter, anchors=settings.anchors), drafter.init_params)
 
 
