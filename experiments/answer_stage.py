@@ -24,7 +24,7 @@ from specjax.report.stages import Stages
 from specjax.sampling import Sampling
 from specjax.training.manifest import checksum
 
-SOURCES = ("standard_library", "files")
+PROMPT_SOURCES = ("standard_library", "files")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,9 +124,11 @@ def gather_prompts(settings: ConfigDict, seed: int) -> tuple[tuple[list[Prompt],
     Raises:
         ValueError: an unknown source, or what a source raises.
     """
-    unknown = [name for name in settings.sources if name not in SOURCES]
+    unknown = [name for name in settings.sources if name not in PROMPT_SOURCES]
     if unknown or not settings.sources:
-        raise ValueError(f"prompts.sources must be some of {', '.join(SOURCES)}; got {', '.join(unknown) or 'none'}")
+        given = ", ".join(unknown) or "none"
+        known, given = ", ".join(PROMPT_SOURCES), ", ".join(unknown) or "none"
+        raise ValueError(f"prompts.sources must be some of {known}; got {given}")
     sides: tuple[list[Prompt], list[Prompt]] = ([], [])
     left_out: list[str] = []
     if "files" in settings.sources:

@@ -141,15 +141,6 @@ def draft_seconds(ideal: np.ndarray, verify: np.ndarray, draft_length: int) -> n
     return np.maximum(np.asarray(ideal) - np.asarray(verify), 0) / draft_length
 
 
-def best_draft_length(survival: Sequence[float], costs: Costs, lengths: Sequence[int]) -> int:
-    """The γ among `lengths` with the largest predicted speed-up, whether or not it pays at all."""
-
-    def predicted(length):
-        return theory.predicted_speedup(survival[:length], costs.cost_ratio, costs.verify_ratio(length))
-
-    return max(lengths, key=predicted)
-
-
 @dataclasses.dataclass
 class Timed:
     """Repeated wall clock of one setting over the same prompts, and what its rounds are made of."""

@@ -22,7 +22,7 @@ from specjax.report.stages import Stages
 from specjax.report.tables import text_table
 from specjax.report.writer import write_report
 from specjax.sampling import Sampling
-from specjax.theory import survival_from_acceptance
+from specjax.theory import best_draft_length, survival_from_acceptance
 
 COLUMNS = (
     "drafter",
@@ -133,7 +133,9 @@ def measure(config: ConfigDict, text: Text, target: LanguageModel, drafters: dic
         settings += [Setting.target_only(verifiers[0], temperature)]
         for name, model in drafters.items():
             survival = metrics.survival_per_depth(surveys[name, temperature], unreached=0.0)
-            length = speed.best_draft_length(survival, costs, decoding.draft_lengths)
+            length = best_draft_length(
+                survival, costs.cost_ratio, costs.verify_ratio, decoding.draft_lengths
+            )
             settings += [Setting.independent(name, model, length, verifier, temperature) for verifier in verifiers]
     timed = speed.time_settings(target, settings, prompts, decoding.new_tokens, decoding.repeats)
     rows = []

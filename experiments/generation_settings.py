@@ -18,7 +18,7 @@ from specjax.sampling import Sampling
 from specjax.verifiers import VERIFIERS
 
 FROM_A_FOLDER = ("saved", "eagle_suffix", "independent")
-DRAFTERS = ("none", "ngram", "suffix", *FROM_A_FOLDER)
+DRAFTER_KINDS = ("none", "ngram", "suffix", *FROM_A_FOLDER)
 MODES = ("prompt", "file", "chat")
 
 
@@ -46,8 +46,8 @@ def options_of(config: ConfigDict) -> dict:
         jnp.dtype(config.dtype or "float32")
     except TypeError:
         raise ValueError(f"dtype must be float32, bfloat16 or float16; got {config.dtype!r}") from None
-    if config.drafter.kind not in DRAFTERS:
-        raise ValueError(f"drafter.kind must be one of {', '.join(DRAFTERS)}; got {config.drafter.kind!r}")
+    if config.drafter.kind not in DRAFTER_KINDS:
+        raise ValueError(f"drafter.kind must be one of {', '.join(DRAFTER_KINDS)}; got {config.drafter.kind!r}")
     if config.drafter.kind in FROM_A_FOLDER and not config.drafter.path:
         raise ValueError(f"drafter.kind {config.drafter.kind} needs a folder: --config.drafter.path=PATH")
     if config.verifier and config.verifier not in VERIFIERS:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from experiments.generation_settings import DRAFTERS, FROM_A_FOLDER
+from experiments.generation_settings import DRAFTER_KINDS, FROM_A_FOLDER
 from specjax.pretrained import Pretrained
 from specjax.pretrained.drafters import with_params
 from specjax.protocol import Drafter
@@ -49,8 +49,8 @@ def check_drafters(config: ConfigDict) -> None:
             known = ", ".join(name for name in config.drafter_settings if name != BASELINE)
             raise ValueError(f"drafters must be some of {known}; got {name!r}")
         kind, path = config.drafter_settings[name].kind, config.drafter_settings[name].path
-        if kind not in DRAFTERS:
-            raise ValueError(f"drafter_settings.{name}.kind must be one of {', '.join(DRAFTERS)}; got {kind!r}")
+        if kind not in DRAFTER_KINDS:
+            raise ValueError(f"drafter_settings.{name}.kind must be one of {', '.join(DRAFTER_KINDS)}; got {kind!r}")
         if kind in FROM_A_FOLDER and not path:
             raise ValueError(f"drafter {name} is read from a folder: --config.drafter_settings.{name}.path=PATH")
 

@@ -16,9 +16,9 @@ from experiments.training_stage import Text, TrainingStage, plain
 from specjax.data.pipeline import (
     TokenizedText,
     bits_per_byte,
+    cut_prompts,
     encode_documents,
     evaluation_batches,
-    held_out_prompts,
 )
 from specjax.data.text import JsonLines, StandardLibrary, TextFiles, load_corpus
 from specjax.data.tokenizer import BPETokenizer, ByteTokenizer, load_tokenizer
@@ -32,7 +32,7 @@ from specjax.training.rollouts import HeldOutDecoding, HeldOutLoss, Sampled, Tex
 from specjax.training.saved_model import load_model, save_model
 from specjax.training.written_texts import Written, write_texts
 
-SOURCES = {"standard_library": StandardLibrary, "files": TextFiles, "jsonl": JsonLines}
+TEXT_SOURCES = {"standard_library": StandardLibrary, "files": TextFiles, "jsonl": JsonLines}
 
 
 def prepare_text(config: ConfigDict, stages: Stages) -> Text:
@@ -65,14 +65,14 @@ def prepare_text(config: ConfigDict, stages: Stages) -> Text:
 
 def _source(corpus: ConfigDict):
     """The text source that a config names, with those of its settings that are set."""
-    if corpus.kind not in SOURCES:
-        raise ValueError(f"corpus.kind must be one of {', '.join(SOURCES)}; got {corpus.kind!r}")
-    fields = {field.name for field in dataclasses.fields(SOURCES[corpus.kind])} & {"path", "pattern", "field"}
+    if corpus.kind not in TEXT_SOURCES:
+        raise ValueError(f"corpus.kind must be one of {', '.join(TEXT_SOURCES)}; got {corpus.kind!r}")
+    fields = {field.name for field in dataclasses.fields(TEXT_SOURCES[corpus.kind])} & {"path", "pattern", "field"}
     if "path" in fields and not corpus.path:
         raise ValueError(
             f"corpus.kind {corpus.kind!r} reads from corpus.path, which is empty; set --config.corpus.path"
         )
-    return SOURCES[corpus.kind](**{name: corpus[name] for name in fields if corpus[name]})
+    return TEXT_SOURCES[corpus.kind](**{name: corpus[name] for name in fields if corpus[name]})
 
 
 def load_text(folder: pathlib.Path, result: Mapping[str, Any]) -> Text:
@@ -102,7 +102,7 @@ def finished_stages(workdir: str, names: Sequence[str]) -> tuple[pathlib.Path, d
     return folder, results
 
 
-DRAFTERS = ("corpus", "distilled")
+TRAININGS = ("corpus", "distilled")
 
 
 def check_objectives(config: ConfigDict) -> None:
@@ -127,8 +127,8 @@ def check_objectives(config: ConfigDict) -> None:
             f"together at most 1; got {shares[0]} and {shares[1]}"
         )
     for name in config.drafters:
-        if name not in DRAFTERS:
-            raise ValueError(f"drafters must be some of {', '.join(DRAFTERS)}; got {name!r}")
+        if name not in TRAININGS:
+            raise ValueError(f"drafters must be some of {', '.join(TRAININGS)}; got {name!r}")
 
 
 def train_target(config: ConfigDict, stages: Stages, text: Text) -> tuple[LanguageModel, dict]:
@@ -193,7 +193,7 @@ def write_target_texts(config: ConfigDict, stages: Stages, text: Text, target: L
 
     def run(folder: pathlib.Path):
         tokens, end = text.train.tokens, text.tokenizer.end_of_text
-        prompts = held_out_prompts(tokens, number, length, length, config.seed + 8, end_of_text=end)
+        prompts = cut_prompts(tokens, number, length, length, config.seed + 8, end_of_text=end)
         np.save(folder / "tokens.npy", write_texts(target, prompts, width - length, temperature, config.seed + 9))
         return {"texts": number, "tokens": number * (width - length)}
 

@@ -13,7 +13,7 @@ from specjax.data.pipeline import (
     Batch,
     PipelineConfig,
     TokenizedText,
-    held_out_prompts,
+    cut_prompts,
     pipeline_fingerprint,
     training_batches,
 )
@@ -43,7 +43,7 @@ class Text:
     def prompts(self, num: int, length: int, seed: int) -> list[np.ndarray]:
         """Held-out prompts of one length, none across the edge of a document."""
         end = self.tokenizer.end_of_text
-        return held_out_prompts(self.held_out.tokens, num, length, length, seed, end_of_text=end)
+        return cut_prompts(self.held_out.tokens, num, length, length, seed, end_of_text=end)
 
     def pipeline(self, config: PipelineConfig) -> tuple[Iterator[Batch], str]:
         tokens = self.train.tokens
@@ -80,9 +80,8 @@ class TrainingStage:
 
     def __call__(self, folder: pathlib.Path) -> dict:
         training = self.training
-        batches, fingerprint = self.data.pipeline(
-            PipelineConfig(training.window, training.batch_size, self.config.seed)
-        )
+        pipeline, schedule, optimizer = read_training(training, self.config.seed)
+        batches, fingerprint = self.data.pipeline(pipeline)
         checkpoints = Checkpoints(folder / "checkpoints", pipeline=fingerprint, best=self.best, keep=1)
         start = checkpoints.latest_step() or 0
         initial = self.initial(jax.random.key(self.config.seed))
@@ -97,10 +96,8 @@ class TrainingStage:
                 computing_in(self.objective, training.compute_dtype),
                 initial,
                 batches,
-                OptimizerConfig(total_steps=training.steps, **training.optimizer.to_dict()),
-                Schedule(
-                    training.steps, training.log_every, training.eval_every, training.save_every, self.config.seed
-                ),
+                optimizer,
+                schedule,
                 frozen=self.frozen,
                 prepare=self.prepare,
                 evaluators=self.evaluators,
@@ -132,23 +129,31 @@ class TrainingStage:
         return checkpoints.restore(result.state, step=step).eval_params
 
 
+def read_training(training: ConfigDict, seed: int) -> tuple[PipelineConfig, Schedule, OptimizerConfig]:
+    """The settings of a stage as the library takes them.
+
+    Raises:
+        ValueError: naming the field of `training`, its value and the limit.
+    """
+    pipeline = PipelineConfig(training.window, training.batch_size, seed)
+    schedule = Schedule(training.steps, training.log_every, training.eval_every, training.save_every, seed)
+    computing_in(None, training.compute_dtype)
+    try:
+        return pipeline, schedule, OptimizerConfig(total_steps=training.steps, **training.optimizer.to_dict())
+    except ValueError as error:
+        raise ValueError(f"optimizer: {error}") from None
+
+
 def check_training(name: str, training: ConfigDict) -> None:
     """What a stage would notice only when it begins, which may be after other stages' hours.
 
     Raises:
-        ValueError: naming the field of the config, its value and the limit.
+        ValueError: as `read_training`, with the name of `training` in the config.
     """
-    for field in ("steps", "batch_size", "window", "log_every", "eval_every", "save_every"):
-        if training[field] < 1:
-            raise ValueError(f"{name}.{field} must be at least 1; got {training[field]}")
     try:
-        computing_in(None, training.compute_dtype)
+        read_training(training, seed=0)
     except ValueError as error:
         raise ValueError(f"{name}.{error}") from None
-    try:
-        OptimizerConfig(total_steps=training.steps, **training.optimizer.to_dict())
-    except ValueError as error:
-        raise ValueError(f"{name}.optimizer: {error}") from None
 
 
 def plain(inputs: Mapping[str, Any]) -> dict:

@@ -8,7 +8,7 @@ The numbers for one constant, independent α assume the token rule. Where α dif
 use the survival per depth: the share of rounds whose first d drafted tokens were all accepted, for d = 1..γ.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -136,11 +136,22 @@ def optimal_draft_length(
     else:
         rates = np.asarray(acceptance, float)[:max_draft_length]
     survival = survival_from_acceptance(rates) if rates.size else rates
+    return best_draft_length(survival, cost_ratio, verify_ratio, range(rates.size + 1))
+
+
+def best_draft_length(
+    survival: ArrayLike, cost_ratio: float, verify_ratio: float | Callable[[int], float], lengths: Sequence[int]
+) -> int:
+    """The γ among `lengths` with the largest predicted speed-up, the first of equals, whether or not it pays.
+
+    Args:
+        survival: share of drafts kept at each depth, as deep as the longest of `lengths`.
+        cost_ratio, verify_ratio: as for `optimal_draft_length`.
+        lengths: the choice; 0 stands for target-only decoding, whose speed-up is 1.
+    """
     cost = verify_ratio if callable(verify_ratio) else lambda _: verify_ratio
-    speedups = [1.0]
-    for gamma in range(1, rates.size + 1):
-        speedups.append(predicted_speedup(survival[:gamma], cost_ratio, cost(gamma)))
-    return int(np.argmax(speedups))
+    predicted = lambda gamma: predicted_speedup(survival[:gamma], cost_ratio, cost(gamma)) if gamma else 1.0  # noqa: E731
+    return max(lengths, key=predicted)
 
 
 def overlap(p: ArrayLike, q: ArrayLike):

@@ -164,13 +164,13 @@ def pipeline_fingerprint(tokens: Int[np.ndarray, "n"], config: PipelineConfig) -
     return digest.hexdigest()
 
 
-def held_out_prompts(
+def cut_prompts(
     tokens: Int[np.ndarray, "n"], num: int, min_len: int, max_len: int, seed: int, end_of_text: int | None = None
 ) -> list[Int[np.ndarray, "..."]]:
-    """Prompts cut from held-out text at random places, all different.
+    """Prompts cut from a text at random places, all different.
 
     Args:
-        tokens: held-out ids, flat.
+        tokens: ids, flat.
         num: how many prompts.
         min_len, max_len: their lengths are uniform in this range, both ends included.
         seed: decides places and lengths.

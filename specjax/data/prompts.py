@@ -14,13 +14,12 @@ follow-ups, to be asked once the one before is answered.
 """
 
 import dataclasses
-import hashlib
 import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from specjax.data.text import _files
+from specjax.data.text import matching_files, unit_interval
 
 _SPEAKERS = {
     "user": ("user", "human"),
@@ -86,7 +85,7 @@ class PromptFiles:
             ValueError: the path is missing, there is no prompt at all, or a line is broken and `on_broken` is "stop".
         """
         prompts, broken = [], []
-        for name, path in _files(self.path, self.pattern):
+        for name, path in matching_files(self.path, self.pattern):
             for number, line in enumerate(_read_bytes(path).removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
                 if not line.strip():
                     continue
@@ -138,7 +137,9 @@ def refused_prompt(name: str, reason: Any, on_broken: str) -> str:
 
 
 def split_prompts(prompts: Sequence[Prompt], held_out: float) -> tuple[list[Prompt], list[Prompt]]:
-    """(training, held out), by the hash of each prompt's source alone; of equal prompts only the first is kept.
+    """(training, held out), by each prompt's source alone; of equal prompts only the first is kept.
+
+    A source that is a document is on the side where `load_corpus` puts it, wherever that has no side to fill.
 
     Raises:
         ValueError: a share outside (0, 1), or one that leaves a side empty.
@@ -150,8 +151,7 @@ def split_prompts(prompts: Sequence[Prompt], held_out: float) -> tuple[list[Prom
         first.setdefault(prompt.messages, prompt)
     sides: tuple[list[Prompt], list[Prompt]] = ([], [])
     for prompt in first.values():
-        digest = hashlib.sha256(prompt.source.encode("utf-8", "surrogateescape")).digest()
-        sides[int.from_bytes(digest[:6], "big") / 2**48 < held_out].append(prompt)
+        sides[unit_interval(prompt.source) < held_out].append(prompt)
     if not all(sides):
         raise ValueError(
             f"{len(prompts)} prompts split at held_out {held_out} into {len(sides[0])} for training and "

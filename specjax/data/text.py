@@ -71,7 +71,7 @@ class TextFiles:
     pattern: str = "*.txt"
 
     def documents(self) -> list[Document]:
-        documents = [Document(name, _decode(path)) for name, path in _files(self.path, self.pattern)]
+        documents = [Document(name, _decode(path)) for name, path in matching_files(self.path, self.pattern)]
         return _not_empty(documents, f"{self.path} holds no text in files that match {self.pattern!r}")
 
 
@@ -92,7 +92,7 @@ class JsonLines:
 
     def documents(self) -> list[Document]:
         documents = []
-        for name, path in _files(self.path, self.pattern):
+        for name, path in matching_files(self.path, self.pattern):
             # Not splitlines(): that also breaks at U+2028 and the like, which JSON strings may hold unescaped.
             for number, line in enumerate(_decode(path).removeprefix("\ufeff").split("\n"), start=1):
                 if line.strip():
@@ -149,8 +149,8 @@ def load_corpus(source: TextSource, held_out: float = 0.05) -> Corpus:
         documents = _pieces(documents[0])
     if len(documents) < 2:
         raise ValueError("a corpus of one character cannot be split into training and held-out text; add text")
-    by_hash = sorted(documents, key=lambda document: _unit_interval(document.name))
-    count = sum(_unit_interval(document.name) < held_out for document in by_hash)
+    by_hash = sorted(documents, key=lambda document: unit_interval(document.name))
+    count = sum(unit_interval(document.name) < held_out for document in by_hash)
     names = {document.name for document in by_hash[: min(max(count, 1), len(documents) - 1)]}
     digest = hashlib.sha256()
     for document in documents:
@@ -165,7 +165,7 @@ def load_corpus(source: TextSource, held_out: float = 0.05) -> Corpus:
     )
 
 
-def _unit_interval(name: str) -> float:
+def unit_interval(name: str) -> float:
     """A number in [0, 1) that depends on the name alone."""
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:6], "big") / 2**48
 
@@ -196,7 +196,7 @@ def _walk(root: pathlib.Path, pattern: str, skipped: tuple[str, ...] = ()) -> li
     return sorted(paths, key=lambda path: path.relative_to(root).as_posix())
 
 
-def _files(path: str, pattern: str) -> list[tuple[str, pathlib.Path]]:
+def matching_files(path: str, pattern: str) -> list[tuple[str, pathlib.Path]]:
     """(name, path) of the file itself, or of the files under the folder that match."""
     root = pathlib.Path(path).expanduser()
     if root.is_dir():

@@ -17,9 +17,9 @@ from specjax.data.pipeline import (
     PipelineConfig,
     TokenizedText,
     bits_per_byte,
+    cut_prompts,
     encode_documents,
     evaluation_batches,
-    held_out_prompts,
     pipeline_fingerprint,
     training_batches,
 )
@@ -162,7 +162,7 @@ def test_prompts_come_from_one_document_each(min_len, extra, seed):
     documents = [Document(str(i), chr(97 + i) * (10 * i + 5)) for i in range(8)]
     tokenizer = ByteTokenizer()
     text: TokenizedText = encode_documents(tokenizer, documents)
-    draw = lambda seed: held_out_prompts(text.tokens, 20, min_len, min_len + extra, seed, 256)  # noqa: E731
+    draw = lambda seed: cut_prompts(text.tokens, 20, min_len, min_len + extra, seed, 256)  # noqa: E731
     prompts = draw(seed)
     assert len(prompts) == 20 and {prompt.dtype for prompt in prompts} == {np.dtype(np.int32)}
     for prompt in prompts:
@@ -172,18 +172,18 @@ def test_prompts_come_from_one_document_each(min_len, extra, seed):
 
 
 def test_prompts_are_distinct_spread_and_use_every_place():
-    prompts = held_out_prompts(TOKENS, 996, 3, 5, seed=0)  # 996 places, each once
+    prompts = cut_prompts(TOKENS, 996, 3, 5, seed=0)  # 996 places, each once
     assert sorted(prompt[0] for prompt in prompts) == list(range(996))
     assert {len(prompt) for prompt in prompts} == {3, 4, 5}
     assert all(np.array_equal(prompt, np.arange(prompt[0], prompt[0] + len(prompt))) for prompt in prompts)
-    some, others = (held_out_prompts(TOKENS, 5, 3, 5, seed) for seed in (1, 2))
+    some, others = (cut_prompts(TOKENS, 5, 3, 5, seed) for seed in (1, 2))
     assert [prompt[0] for prompt in some] != [prompt[0] for prompt in others]
 
 
 @pytest.mark.parametrize("num, low, high", [(1, 0, 4), (1, 5, 4), (0, 1, 4), (997, 3, 5), (1, 1, 2000)])
 def test_impossible_prompts_are_refused(num, low, high):
     with pytest.raises(ValueError, match="prompts"):
-        held_out_prompts(TOKENS, num, low, high, seed=0)
+        cut_prompts(TOKENS, num, low, high, seed=0)
 
 
 def test_bits_per_byte_of_uniform_bytes_is_eight():

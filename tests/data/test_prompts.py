@@ -1,12 +1,14 @@
 """Lines of prompt files: what is read from them, what is broken, and on which side of a split they fall."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from specjax.data.prompts import ROLES, SHAPES, Prompt, PromptFiles, read_prompt, refused_prompt, split_prompts
+from specjax.data.text import Document, load_corpus
 
 PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
 READ = {
@@ -177,3 +179,13 @@ def test_a_split_keeps_sources_together_and_drops_copies():
     for share, message in ((0.0, "in \\(0, 1\\)"), (1e-9, "0 held out; add prompts")):
         with pytest.raises(ValueError, match=message):
             split_prompts(prompts, share)
+
+
+def test_a_document_and_the_prompts_about_it_are_on_one_side():
+    """So that a drafter that also trains on documents has seen none of those that the held-out prompts are about."""
+    documents = [Document(f"module_{number}.py", f"text {number}") for number in range(300)]
+    corpus = load_corpus(SimpleNamespace(documents=lambda: documents), 0.2)
+    prompts = [Prompt(f"{d.name}:f", (("user", d.text),), d.name) for d in documents]
+    sides = split_prompts(prompts, 0.2)
+    for prompts_there, documents_there in zip(sides, (corpus.train, corpus.held_out), strict=True):
+        assert [prompt.source for prompt in prompts_there] == [document.name for document in documents_there]

@@ -109,7 +109,7 @@ def flat(tree, prefix=""):
     [
         ("drafter_training.steps", 0, "drafter_training.steps must be at least 1; got 0"),
         ("target_training.batch_size", 0, "target_training.batch_size must be at least 1; got 0"),
-        ("target_training.eval_every", 0, "target_training.eval_every must be at least 1; got 0"),
+        ("target_training.eval_every", 0, "target_training.eval_every must be at least 1, or None; got 0"),
         ("target_training.window", 100_000, "training window 100000 must be below"),
         ("target_training.optimizer.learning_rate", -1.0, "target_training.optimizer: learning_rate must be > 0"),
         ("drafter_training.optimizer.schedule", "foo", "drafter_training.optimizer: schedule must be one of .* 'foo'"),

@@ -28,7 +28,7 @@ TREE = Topology.from_paths([(0, 0), (0, 1), (1,)])
 KEPT = jnp.array([1, 2, 4, 7, 9, 10], jnp.int32)
 TEXT = jnp.array([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3]])
 
-DRAFTERS = {
+CASES = {
     "eagle1": EagleTree(EagleConfig(QWEN2, input_norm=False), TREE, FIXED),
     "eagle1_other_heads": Eagle(EagleConfig(LLAMA, num_heads=2, d_ff=12, input_norm=False), 2),
     "eagle3": Eagle(EagleConfig(LLAMA, 3, (1, 2, 4)), 3),
@@ -42,9 +42,9 @@ DRAFTERS = {
     "medusa": Medusa(QWEN2, TREE, num_heads=3, num_blocks=2),
     "medusa_own_output": Medusa(LLAMA, Topology.chain(2), FIXED, own_output=True),
 }
-REDUCED = DRAFTERS["eagle3_reduced"]
+REDUCED = CASES["eagle3_reduced"]
 SCALED = dataclasses.replace(REDUCED, model=dataclasses.replace(REDUCED.model, feature_scale=(2.0, 4.0, 8.0)))
-EVERY = pytest.mark.parametrize("name", DRAFTERS)
+EVERY = pytest.mark.parametrize("name", CASES)
 
 
 def in_dtype(config, dtype):

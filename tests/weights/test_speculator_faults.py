@@ -11,12 +11,12 @@ from specjax.drafters import BlockDrafter, Eagle, NGram
 from specjax.drafters.eagle_pairs import EagleDrafter
 from specjax.models.eagle_layer import EagleConfig
 from specjax.weights.speculators import load_speculator, save_speculator
-from tests.weights.speculator_cases import DRAFTERS, KEPT, LLAMA, MASK, REDUCED, SCALED, VOCAB, fails, saved, trained
+from tests.weights.speculator_cases import CASES, KEPT, LLAMA, MASK, REDUCED, SCALED, VOCAB, fails, saved, trained
 
 
 def like(name, **changes):
     """That drafter for a target with other fields."""
-    drafter = DRAFTERS[name]
+    drafter = CASES[name]
     target = dataclasses.replace(drafter.target, **changes)
     if isinstance(drafter, EagleDrafter):
         return dataclasses.replace(drafter, model=dataclasses.replace(drafter.model, target=target))
@@ -30,13 +30,13 @@ def like(name, **changes):
         ("cannot hold qk_norm True", like("eagle1", qk_norm=True)),
         ("feature_layers must be 3 layers", Eagle(EagleConfig(LLAMA, 3, (1, 2)), 2)),
         ("feature_layers must be 3 layers, low to high", Eagle(EagleConfig(LLAMA, 3, (2, 1, 3)), 2)),
-        ("feature_layers must stand low to high", dataclasses.replace(DRAFTERS["block"], feature_layers=(2, 1))),
+        ("feature_layers must stand low to high", dataclasses.replace(CASES["block"], feature_layers=(2, 1))),
         ("cannot hold qk_norm False", BlockDrafter(LLAMA, 1, (1,), 2)),
         ("cannot hold mlp_bias True", like("block", mlp_bias=True)),
         ("cannot hold head_bias True", like("block", head_bias=True)),
         ("cannot hold head_bias True", like("eagle3", head_bias=True)),
         ("head_bias True", like("medusa", head_bias=True)),
-        ("hidden_width 4", dataclasses.replace(DRAFTERS["medusa"], hidden_width=4)),
+        ("hidden_width 4", dataclasses.replace(CASES["medusa"], hidden_width=4)),
         ("cannot hold norm 'layernorm'", like("eagle3", norm="layernorm")),
         ("cannot hold norm_offset 1.0", like("eagle3", norm_offset=1.0)),
         ("cannot hold embedding_scale 4.0", like("eagle3", embedding_scale=4.0)),
@@ -54,21 +54,21 @@ def test_what_the_format_has_not_is_refused_by_name(tmp_path, match, drafter):
 
 def test_saving_asks_for_what_the_file_must_hold(tmp_path):
     for name, table in (("block", "embed_tokens.weight"), ("medusa", "lm_head.weight")):
-        params, _ = trained(DRAFTERS[name])
-        fails(f"must hold {table}", save_speculator, tmp_path, DRAFTERS[name], params, "t", mask_token_id=MASK)
-    fails("mask_token_id must be a token", save_speculator, tmp_path, DRAFTERS["block"], None, "t")
-    fails("mask_token_id must be a token", save_speculator, tmp_path, DRAFTERS["block"], None, "t", mask_token_id=VOCAB)
-    params, _ = trained(DRAFTERS["eagle3"])
-    fails("the EAGLE drafter's", save_speculator, tmp_path, DRAFTERS["eagle3_reduced"], params, "t")
-    drafter = DRAFTERS["eagle3_reduced"]
+        params, _ = trained(CASES[name])
+        fails(f"must hold {table}", save_speculator, tmp_path, CASES[name], params, "t", mask_token_id=MASK)
+    fails("mask_token_id must be a token", save_speculator, tmp_path, CASES["block"], None, "t")
+    fails("mask_token_id must be a token", save_speculator, tmp_path, CASES["block"], None, "t", mask_token_id=VOCAB)
+    params, _ = trained(CASES["eagle3"])
+    fails("the EAGLE drafter's", save_speculator, tmp_path, CASES["eagle3_reduced"], params, "t")
+    drafter = CASES["eagle3_reduced"]
     shuffled = trained(drafter)[0] | {"draft_to_target": KEPT[::-1]}
     fails("draft_to_target must rise", save_speculator, tmp_path, drafter, shuffled, "t")
 
 
 @pytest.mark.parametrize("name", ["eagle3", "block", "medusa"])
 def test_another_target_is_noticed(tmp_path, name):
-    saved(tmp_path, DRAFTERS[name])
-    target = DRAFTERS[name].target
+    saved(tmp_path, CASES[name])
+    target = CASES[name].target
     for match, changes in {
         "hidden_size is 16 there and must be 32": dict(d_model=32),
         "vocab_size is 11 there and must be 12": dict(vocab_size=12),
@@ -108,7 +108,7 @@ def test_another_target_is_noticed(tmp_path, name):
     ],
 )
 def test_a_config_that_does_not_fit_is_named(tmp_path, name, match, changes):
-    saved(tmp_path, DRAFTERS[name])
+    saved(tmp_path, CASES[name])
     file = tmp_path / "config.json"
     config = json.loads(file.read_text())
     layer = config.get("transformer_layer_config")
@@ -116,11 +116,11 @@ def test_a_config_that_does_not_fit_is_named(tmp_path, name, match, changes):
     if isinstance(changes.get("transformer_layer_config"), dict):
         config["transformer_layer_config"] = layer | changes["transformer_layer_config"]
     file.write_text(json.dumps(config))
-    fails(match, load_speculator, tmp_path, DRAFTERS[name].target)
+    fails(match, load_speculator, tmp_path, CASES[name].target)
 
 
 def test_tensors_that_do_not_fit_are_named(tmp_path):
-    drafter = DRAFTERS["eagle3_reduced"]
+    drafter = CASES["eagle3_reduced"]
     saved(tmp_path, drafter)
     file = tmp_path / "model.safetensors"
     good = load_file(file)
@@ -147,7 +147,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path):
 
 
 def test_a_table_that_is_not_the_targets_is_refused(tmp_path):
-    drafter = DRAFTERS["eagle3"]
+    drafter = CASES["eagle3"]
     _, target_params = saved(tmp_path, drafter)
     file = tmp_path / "model.safetensors"
     table = np.array(target_params["embedding"]["embedding"])
@@ -162,7 +162,7 @@ def test_a_table_that_is_not_the_targets_is_refused(tmp_path):
 
 
 def test_a_block_head_without_a_table_takes_the_mask_from_the_target(tmp_path):
-    drafter = DRAFTERS["block"]
+    drafter = CASES["block"]
     _, target_params = saved(tmp_path, drafter)
     file = tmp_path / "model.safetensors"
     save_file({k: v for k, v in load_file(file).items() if k != "embed_tokens.weight"}, file)

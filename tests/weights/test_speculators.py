@@ -17,7 +17,7 @@ from specjax.topology import Topology
 from specjax.weights.speculators import load_speculator
 from tests.weights import served_modules
 from tests.weights.speculator_cases import (
-    DRAFTERS,
+    CASES,
     EVERY,
     KEPT,
     MASK,
@@ -33,10 +33,10 @@ from tests.weights.speculator_cases import (
 
 @pytest.mark.parametrize(
     "name, dtype",
-    [(name, "float32") for name in DRAFTERS] + [(name, "bfloat16") for name in ("eagle3_reduced", "block", "medusa")],
+    [(name, "float32") for name in CASES] + [(name, "bfloat16") for name in ("eagle3_reduced", "block", "medusa")],
 )
 def test_what_is_saved_comes_back(tmp_path, name, dtype):
-    drafter = in_dtype(DRAFTERS[name], dtype)
+    drafter = in_dtype(CASES[name], dtype)
     params, target_params = saved(tmp_path / "a", drafter)
     for options in ({}, {"target_params": target_params}):
         found, back = load_speculator(tmp_path / "a", drafter.target, **options)
@@ -51,7 +51,7 @@ def test_what_is_saved_comes_back(tmp_path, name, dtype):
 
 @EVERY
 def test_a_file_without_our_own_entry_gives_the_same_network(tmp_path, name):
-    drafter = DRAFTERS[name]
+    drafter = CASES[name]
     params, target_params = saved(tmp_path, drafter)
     config = json.loads((tmp_path / "config.json").read_text())
     del config["specjax"]
@@ -82,9 +82,9 @@ def target_side(drafter, params):
     return raw, entered
 
 
-@pytest.mark.parametrize("name", [name for name in DRAFTERS if name.startswith("eagle3")] + ["scaled"])
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("eagle3")] + ["scaled"])
 def test_the_served_eagle3_is_the_same_function(tmp_path, name):
-    drafter = SCALED if name == "scaled" else DRAFTERS[name]
+    drafter = SCALED if name == "scaled" else CASES[name]
     params, target_params = saved(tmp_path, drafter)
     folder, model = served_modules.Folder(tmp_path), drafter.model
     raw, entered = target_side(drafter, target_params)
@@ -109,7 +109,7 @@ def test_the_served_eagle3_is_the_same_function(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["eagle1", "eagle1_other_heads"])
 def test_the_served_eagle1_is_the_same_function(tmp_path, name):
-    drafter = DRAFTERS[name]
+    drafter = CASES[name]
     params, target_params = saved(tmp_path, drafter)
     folder, model = served_modules.Folder(tmp_path), drafter.model
     raw = target_side(drafter, target_params)[0]
@@ -134,7 +134,7 @@ def test_the_served_eagle1_is_the_same_function(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["block", "block_biased", "block_of_llama"])
 def test_the_served_block_head_is_the_same_function(tmp_path, name):
-    drafter = DRAFTERS[name]
+    drafter = CASES[name]
     params, target_params = saved(tmp_path, drafter)
     folder, config = served_modules.Folder(tmp_path), drafter.target
     raw, entered = target_side(drafter, target_params)
@@ -150,7 +150,7 @@ def test_the_served_block_head_is_the_same_function(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["medusa", "medusa_own_output"])
 def test_the_served_medusa_is_the_same_function(tmp_path, name):
-    drafter = DRAFTERS[name]
+    drafter = CASES[name]
     params, target_params = saved(tmp_path, drafter)
     features = target_side(drafter, target_params)[0]
     normalised = np.asarray(ends.normalise(drafter.target, target_params, features)[0], np.float64)
@@ -163,7 +163,7 @@ def test_the_served_medusa_is_the_same_function(tmp_path, name):
 
 
 def test_the_vocabulary_maps_say_what_the_format_documents(tmp_path):
-    saved(tmp_path, DRAFTERS["eagle3_reduced"])
+    saved(tmp_path, CASES["eagle3_reduced"])
     tensors = load_file(tmp_path / "model.safetensors")
     assert tensors["d2t"].dtype == np.int64 and tensors["t2d"].dtype == bool
     assert (tensors["d2t"] + np.arange(6)).tolist() == KEPT.tolist()
@@ -171,7 +171,7 @@ def test_the_vocabulary_maps_say_what_the_format_documents(tmp_path):
 
 
 def test_the_mask_is_the_only_row_that_is_not_the_targets(tmp_path):
-    params, target_params = saved(tmp_path, DRAFTERS["block"])
+    params, target_params = saved(tmp_path, CASES["block"])
     table = load_file(tmp_path / "model.safetensors")["embed_tokens.weight"]
     expected = np.array(target_params["embedding"]["embedding"])
     expected[MASK] = params["mask_embedding"]
@@ -179,7 +179,7 @@ def test_the_mask_is_the_only_row_that_is_not_the_targets(tmp_path):
 
 
 def test_biases_that_the_network_has_not_are_zeros_and_must_be(tmp_path):
-    drafter = DRAFTERS["eagle3_biased"]
+    drafter = CASES["eagle3_biased"]
     saved(tmp_path, drafter)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
