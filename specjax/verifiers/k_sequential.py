@@ -48,12 +48,6 @@ class KSequentialRule:
         at_parent = jnp.take_along_axis(rho, jnp.broadcast_to(proposal.node_parents, p_x.shape), 1)
         return Arithmetic(accept=ratio(p_x, at_parent * q_x), weight=rho)
 
-    def decide(
-        self, arithmetic: Arithmetic, proposal: Proposal, uniforms: Float[Array, "B N"]
-    ) -> tuple[Int[Array, "B"], Int[Array, "B D"]]:
-        """Down from the root, to the first child that succeeds."""
-        return first_successes(arithmetic, proposal, uniforms)
-
     def next_law(
         self,
         p: Float[Array, "B M V"],
@@ -73,6 +67,7 @@ class KSequentialRule:
         scale = jnp.where(some, _any_of(k, beta) / jnp.where(some, beta, 1), 1)  # a = β at k = 1, without rounding
         return normalised(jnp.maximum(p_n - taken * scale[:, None], 0), p_n)
 
+    decide = staticmethod(first_successes)
     verify = verify_round
 
 

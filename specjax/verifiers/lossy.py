@@ -10,13 +10,8 @@ from specjax.keys import Stream
 from specjax.protocol import Proposal, node_laws
 from specjax.sampling import first_max
 from specjax.verifiers.chain import ANY_SIBLINGS, target_law
-from specjax.verifiers.round_stream import (
-    Arithmetic,
-    drafted_probabilities,
-    first_rejection,
-    ratio,
-    verify_round,
-)
+from specjax.verifiers.round_stream import Arithmetic, first_rejection, verify_round
+from specjax.verifiers.token import TokenRule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +44,6 @@ class LossyFixedAcceptance:
         accept = jnp.where(best, jnp.ones((), p.dtype), self.alpha)
         return Arithmetic(accept=jnp.where(proposal.valid, accept, 0))
 
-    def decide(
-        self, arithmetic: Arithmetic, proposal: Proposal, uniforms: Float[Array, "B N"]
-    ) -> tuple[Int[Array, "B"], Int[Array, "B N"]]:
-        """The run up to the first failure."""
-        return first_rejection(arithmetic, proposal, uniforms)
-
     def next_law(
         self,
         p: Float[Array, "B M V"],
@@ -66,29 +55,16 @@ class LossyFixedAcceptance:
         """p, after a failure too."""
         return target_law(p, num_accepted)
 
+    decide = staticmethod(first_rejection)
     verify = verify_round
 
 
 @dataclasses.dataclass(frozen=True)
-class LossyResampleFromTarget:
+class LossyResampleFromTarget(TokenRule):
     """Lossy. Accepts like the token rule, but draws the replacement from p instead of norm(max(p - q, 0))."""
 
     name: ClassVar[str] = "lossy_resample_from_target"
     lossless: ClassVar[bool] = False
-    stream: ClassVar[Stream] = Stream.ROUND
-    siblings: ClassVar[frozenset[str]] = ANY_SIBLINGS
-    greedy_only: ClassVar[bool] = False
-    trees: ClassVar[bool] = False
-
-    def arithmetic(self, p: Float[Array, "B M V"], proposal: Proposal) -> Arithmetic:
-        """Thresholds p(x) / q(x)."""
-        return Arithmetic(accept=ratio(*drafted_probabilities(p, proposal)))
-
-    def decide(
-        self, arithmetic: Arithmetic, proposal: Proposal, uniforms: Float[Array, "B N"]
-    ) -> tuple[Int[Array, "B"], Int[Array, "B N"]]:
-        """The run up to the first failure."""
-        return first_rejection(arithmetic, proposal, uniforms)
 
     def next_law(
         self,
@@ -100,5 +76,3 @@ class LossyResampleFromTarget:
     ) -> Float[Array, "B V"]:
         """p, after a failure too."""
         return target_law(p, num_accepted)
-
-    verify = verify_round

@@ -39,12 +39,6 @@ class MultiRoundRule:
         """Thresholds R(x) / q(x) and what is left behind each node."""
         return peel(p, proposal, joint=False)
 
-    def decide(
-        self, arithmetic: Arithmetic, proposal: Proposal, uniforms: Float[Array, "B N"]
-    ) -> tuple[Int[Array, "B"], Int[Array, "B D"]]:
-        """Down from the root, to the first child that succeeds."""
-        return first_successes(arithmetic, proposal, uniforms)
-
     def next_law(
         self,
         p: Float[Array, "B M V"],
@@ -56,4 +50,5 @@ class MultiRoundRule:
         """R behind the path's last node: p if it had no candidates."""
         return residual_behind(p, arithmetic, num_accepted, path)
 
+    decide = staticmethod(first_successes)
     verify = verify_round

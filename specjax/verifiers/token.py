@@ -41,12 +41,6 @@ class TokenRule:
         """Thresholds p(x) / q(x)."""
         return Arithmetic(accept=ratio(*drafted_probabilities(p, proposal)))
 
-    def decide(
-        self, arithmetic: Arithmetic, proposal: Proposal, uniforms: Float[Array, "B N"]
-    ) -> tuple[Int[Array, "B"], Int[Array, "B N"]]:
-        """The run up to the first failure."""
-        return first_rejection(arithmetic, proposal, uniforms)
-
     def next_law(
         self,
         p: Float[Array, "B M V"],
@@ -58,4 +52,5 @@ class TokenRule:
         """norm(max(p - q, 0)), or p after a full run."""
         return residual_law(p, proposal, num_accepted)
 
+    decide = staticmethod(first_rejection)
     verify = verify_round
