@@ -2,7 +2,7 @@
 
     python launch.py --config configs/replay.py --workdir runs/replay
 
-Needs the models of a finished run, by default runs/quickstart. Cost: half a minute on 2 CPU cores.
+Needs the models of a finished run, by default runs/quickstart. Cost: a minute on 2 CPU cores.
 
 Expect: block over token from +0.03 tokens per target call at γ = 2 to +0.63 (0.45 to 0.81) at γ = 8; traversal over
 multi-round rejection by 0.08 to 0.09 for one to four children; four children over one by 0.21 to 0.30.

@@ -1,4 +1,4 @@
-"""Transformers and their caches. A model never knows whether it is a target or a drafter."""
+"""Transformers and their caches. A transformer never knows whether it is a target or a drafter."""
 
 from specjax.models.cache import KVCache, init_cache
 from specjax.models.config import LinearRotaryScaling, RotaryScaling, TransformerConfig

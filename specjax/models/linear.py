@@ -1,4 +1,4 @@
-"""Matrix products in the forms that are fast on every machine: rows of decoding, and bfloat16 while training."""
+"""Matrix products in forms that are fast on a CPU, where other machines keep XLA's: single rows, and bfloat16."""
 
 import functools
 import math
