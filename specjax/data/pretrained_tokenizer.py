@@ -21,11 +21,12 @@ import tokenizers
 from jaxtyping import Int
 
 from specjax.data.gguf_tokenizer import adds_bos, build_tokenizer
+from specjax.data.mixed_text import MixedText
+from specjax.data.settings_file import read_settings
+from specjax.data.text_boundaries import added_beginning, ends_a_turn, ends_by_name, ends_in, known_id, named_token
 from specjax.data.tokenizer import ByteTokenizer
 from specjax.data.vocabulary_bytes import bytes_of_token, read_decoder
 
-# Ends of text by name, for a tokenizer.json that comes without tokenizer_config.json.
-_USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 _SAVED = '{"kind": "pretrained"'  # how the files of `save` begin
 _PADDING = re.compile(r"\[PAD\d+\]")  # what GGUF files fill their vocabularies up with
 
@@ -37,6 +38,8 @@ class PretrainedTokenizer:
         token_bytes: what each id stands for; b"" for special tokens.
         special_ids: the tokens that stand for no text: ends, beginnings, turns of a chat.
         special_texts: how each of them is written, by id.
+        added_ids: tokens that were added to the vocabulary as they are, the special ones among them. A model may have
+            no weights for those at its end.
         bos_id: the token that begins a text, or None.
         eos_ids: the tokens that end one; the first is the usual one.
         add_bos: whether the model expects texts to begin with `bos_id`.
@@ -51,7 +54,7 @@ class PretrainedTokenizer:
         self.bos_id, self.eos_ids, self.add_bos = bos_id, tuple(eos_ids), add_bos and bos_id is not None
         added = backend.get_added_tokens_decoder()
         self.special_texts = {i: token.content for i, token in added.items() if token.special}
-        self.special_ids = frozenset(self.special_texts)
+        self.special_ids, self.added_ids = frozenset(self.special_texts), frozenset(added)
         self._names = {i: name for name, i in backend.get_vocab(with_added_tokens=True).items()}
         kind, self.strips_space = read_decoder(backend)
         table = [b""] * (max(self._names, default=-1) + 1)
@@ -62,32 +65,38 @@ class PretrainedTokenizer:
 
     @classmethod
     def from_file(
-        cls, path: str | os.PathLike, tokenizer_config: dict | None = None, generation_config: dict | None = None
+        cls,
+        path: str | os.PathLike,
+        tokenizer_config: dict | None = None,
+        generation_config: dict | None = None,
+        model_config: dict | None = None,
     ) -> "PretrainedTokenizer":
         """The tokenizer of a tokenizer.json.
+
+        The ends are all that the three configs name, and nothing more: a model's own word counts, also where its
+        vocabulary has further ends by name. Only where none of them names an end are these taken.
 
         Args:
             path: the file.
             tokenizer_config: what tokenizer_config.json says: bos_token, eos_token, add_bos_token.
-            generation_config: what generation_config.json says: eos_token_id may name further ends.
+            generation_config, model_config: what generation_config.json and config.json say: eos_token_id may name
+                further ends; bos_token_id counts where neither tokenizer_config nor the tokenizer itself tells.
 
         Raises:
             ValueError: nothing there, damaged, or a vocabulary of another kind; one line that names it.
         """
         try:
             backend = tokenizers.Tokenizer.from_str(Path(path).read_text(encoding="utf-8"))
-            settings, generation = tokenizer_config or {}, generation_config or {}
-            bos, eos = (_named(backend, settings, name) for name in ("bos_token", "eos_token"))
-            bos = generation.get("bos_token_id") if bos is None else bos
-            further = generation.get("eos_token_id")
-            ends = [eos, *(further if isinstance(further, list) else [further])]
-            if ends == [None, None]:
-                ends = [backend.token_to_id(name) for name in _USUAL_ENDS]
-                ends = [i for i in ends if i is not None][:1]
+            settings, configs = tokenizer_config or {}, (generation_config or {}, model_config or {})
+            bos, eos = (named_token(backend, settings, name) for name in ("bos_token", "eos_token"))
+            added = added_beginning(backend)
+            candidates = (bos, added, *(known_id(backend, config.get("bos_token_id")) for config in configs))
+            bos = next((i for i in candidates if i is not None), None)
+            ends = [*([] if eos is None else [eos]), *ends_in(configs[0]), *ends_in(configs[1])]
             add_bos = settings.get("add_bos_token")
             if add_bos is None:
-                add_bos = bos is not None and backend.encode("").ids[:1] == [bos]
-            return cls(backend, bos, list(dict.fromkeys(i for i in ends if i is not None)), bool(add_bos))
+                add_bos = bos is not None and added == bos
+            return cls(backend, bos, list(dict.fromkeys(ends or ends_by_name(backend))), bool(add_bos))
         except Exception as error:  # the library raises plain Exception for a damaged file
             raise _unreadable(path, error) from None
 
@@ -95,12 +104,19 @@ class PretrainedTokenizer:
     def from_gguf(cls, metadata: dict[str, Any]) -> "PretrainedTokenizer":
         """The tokenizer that the metadata of a GGUF file describes.
 
+        Many files of chat models name the end of a text alone and not that of a turn. So where neither an eot_token_id
+        nor the name of the end says what ends a turn, all special tokens that are ends by name end a text, as in
+        llama.cpp. A base model's text stays the same, unless it has such a token in it.
+
         Raises:
             ValueError: a kind of tokenizer that is not supported, or metadata that lacks something.
         """
         special = {name: metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot", "eom")}
         ends = [special[name] for name in ("eos", "eot", "eom") if special[name] is not None]
-        return cls(build_tokenizer(metadata), special["bos"], list(dict.fromkeys(ends)), adds_bos(metadata))
+        backend = build_tokenizer(metadata)
+        if special["eot"] is None and not any(ends_a_turn(backend, i) for i in ends):
+            ends += ends_by_name(backend)
+        return cls(backend, special["bos"], list(dict.fromkeys(ends)), adds_bos(metadata))
 
     @property
     def vocab_size(self) -> int:
@@ -116,11 +132,18 @@ class PretrainedTokenizer:
     def fingerprint(self) -> str:
         """SHA-256 (hex) of what every id means: equal for tokenizer.json and the GGUF file of the same model."""
         digest = hashlib.sha256()
-        for i, text in enumerate(self.token_bytes):
-            if i in self._names and not _PADDING.fullmatch(self._names[i]):
-                text = self.special_texts[i].encode() if i in self.special_ids else text
+        for i in range(self.vocab_size):
+            meaning = self.meaning(i)
+            if meaning is not None:
+                text = meaning.encode() if isinstance(meaning, str) else meaning
                 digest.update(b"%d %d " % (i, len(text)) + text)
         return digest.hexdigest()
+
+    def meaning(self, i: int) -> bytes | str | None:
+        """What an id stands for: bytes of text, a special token as it is written, None for padding and no token."""
+        if i not in self._names or _PADDING.fullmatch(self._names[i]):
+            return None
+        return self.special_texts[i] if i in self.special_ids else self.token_bytes[i]
 
     def encode(self, text: str, parse_special: bool = False) -> Int[np.ndarray, "T"]:
         """Ids of a text, int32, without a beginning or an end.
@@ -141,6 +164,23 @@ class PretrainedTokenizer:
         for text in texts:
             ByteTokenizer().encode(text)
         return [self._as_text(ids, text) for ids, text in zip(self._encode(texts), texts, strict=True)]
+
+    def encode_mixed(self, parts: Sequence[str | int]) -> Int[np.ndarray, "T"]:
+        """Ids of a text that is given in parts: texts, which stay text, and ids of special tokens between them.
+
+        As if all were encoded in one go: but the first part, none is the beginning of a text.
+
+        Raises:
+            ValueError: text that has no UTF-8 form.
+        """
+        for part in parts:
+            if isinstance(part, str):
+                ByteTokenizer().encode(part)
+        ids, never_text = self._mixed_text.encode(parts), self._never_text
+        if ids is not None and [i for i in ids if i in never_text] == [i for i in parts if i in never_text]:
+            return np.array(ids, np.int32)
+        split = [self.encode(part) if isinstance(part, str) else np.array([part], np.int32) for part in parts]
+        return np.concatenate([np.zeros(0, np.int32), *split])
 
     def decode(self, tokens: Iterable, continues: bool = False) -> str:
         """Text of the ids; special tokens are left out, and bytes that are no UTF-8 become U+FFFD.
@@ -183,6 +223,10 @@ class PretrainedTokenizer:
         return np.array(ids, np.int32)
 
     @functools.cached_property
+    def _mixed_text(self) -> MixedText:
+        return MixedText(self._backend)
+
+    @functools.cached_property
     def special_pattern(self) -> re.Pattern:
         """Matches any special token as it is written."""
         longest_first = sorted(self.special_texts.values(), key=len, reverse=True)
@@ -216,38 +260,14 @@ def load_pretrained_tokenizer(path: str | os.PathLike) -> PretrainedTokenizer:
     with open(file, "rb") as opened:
         saved_by_specjax = opened.read(len(_SAVED)) == _SAVED.encode()
     if saved_by_specjax:
-        saved = _read_object(file)
+        saved = read_settings(file)
         try:
             backend = tokenizers.Tokenizer.from_str(json.dumps(saved["tokenizer"]))
             return PretrainedTokenizer(backend, saved["bos_id"], saved["eos_ids"], saved["add_bos"])
         except Exception as error:
             raise _unreadable(file, error) from None
-    beside = (file.with_name(f"{name}_config.json") for name in ("tokenizer", "generation"))
-    settings, generation = (_read_object(config) if config.is_file() else None for config in beside)
-    return PretrainedTokenizer.from_file(file, settings, generation)
-
-
-def _named(backend: tokenizers.Tokenizer, settings: dict, name: str) -> int | None:
-    """The id of a token that tokenizer_config.json names, made a special one."""
-    written = settings.get(name)
-    text = written.get("content") if isinstance(written, dict) else written
-    if text is None:
-        return None
-    found = backend.token_to_id(text)
-    if found is None:
-        raise ValueError(f"{name} {text!r} of tokenizer_config.json is no token")
-    known = backend.get_added_tokens_decoder().get(found)
-    if known is None or not known.special:
-        backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False)])
-    return found
-
-
-def _read_object(path: Path) -> dict:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except Exception as error:
-        raise _unreadable(path, error) from None
-    return content if isinstance(content, dict) else {}
+    beside = (file.with_name(name) for name in ("tokenizer_config.json", "generation_config.json", "config.json"))
+    return PretrainedTokenizer.from_file(file, *map(read_settings, beside))
 
 
 def _unreadable(path, error: Exception) -> ValueError:

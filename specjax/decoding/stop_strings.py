@@ -109,6 +109,7 @@ class StopStrings:
         if not all(isinstance(token, bytes) for token in token_bytes):
             raise ValueError("token_bytes must hold the bytes of every token, such as PretrainedTokenizer.token_bytes")
         self.vocab_size = len(token_bytes)
+        self._with_text = max((i for i, text in enumerate(token_bytes, start=1) if text), default=0)
         children, ends = _trie(encoded)
         states = max(FEWEST_STATES, 1 << (len(children) - 1).bit_length())
         size = states * self.vocab_size * 3
@@ -127,21 +128,23 @@ class StopStrings:
         """The tables for a model's vocabulary; ids behind those of the tokenizer stand for nothing.
 
         Raises:
-            ValueError: more tokens than the model has.
+            ValueError: tokens with text that the model does not have. One without text, such as a special token that
+                was added to the tokenizer alone, does no harm.
         """
-        if vocab_size < self.vocab_size:
+        if vocab_size < self._with_text:
             raise ValueError(
-                f"stop_strings were made for a vocabulary of {self.vocab_size} tokens and the target's has "
-                f"{vocab_size}; give them the target's own tokenizer"
+                f"stop_strings were made for a vocabulary of {self._with_text} tokens and the target's has "
+                f"{vocab_size}; give them the target's own tokenizer, token_bytes[:{vocab_size}] of it"
             )
         if vocab_size not in self._tables:
+            next_state, completed = self._next_state[:, :vocab_size], self._completed[:, :vocab_size]
             behind = np.broadcast_to(
-                np.arange(len(self._next_state), dtype=np.int16)[:, None],
-                (len(self._next_state), vocab_size - self.vocab_size),
+                np.arange(len(next_state), dtype=np.int16)[:, None],
+                (len(next_state), vocab_size - next_state.shape[1]),
             )
             self._tables[vocab_size] = StopTables(
-                jnp.asarray(np.concatenate([self._next_state, behind], 1)),
-                jnp.asarray(np.pad(self._completed, ((0, 0), (0, behind.shape[1])))),
+                jnp.asarray(np.concatenate([next_state, behind], 1)),
+                jnp.asarray(np.pad(completed, ((0, 0), (0, behind.shape[1])))),
             )
         return self._tables[vocab_size]
 

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 
 from specjax.decoding.state import shared_context
+from specjax.pretrained.arguments import as_integer, as_stop_strings
 from specjax.pretrained.drafters import with_params
 from specjax.pretrained.fitting import bucket
 from specjax.pretrained.text_run import TextGeneration, TextStream, text_seeds
@@ -41,8 +42,9 @@ class Chat:
     ):
         if pretrained.chat_template is None:
             raise ValueError(f"{pretrained.name} has no chat template, so it cannot chat; give it a text to continue")
-        if max_new_tokens < 1:
+        if as_integer("max_new_tokens", max_new_tokens) < 1:
             raise ValueError(f"max_new_tokens must be at least 1; got {max_new_tokens}")
+        as_stop_strings(options.get("stop", ()))
         self._pretrained, self._limit, self._seed, self._options = pretrained, max_new_tokens, seed, options
         self._drafter = with_params(drafter, pretrained.model)
         self._context = shared_context(pretrained.model.config, self._drafter[0])

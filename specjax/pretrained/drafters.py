@@ -2,13 +2,13 @@
 
 import dataclasses
 import os
-from pathlib import Path
 from typing import Any
 
 from specjax.drafters import Empty
 from specjax.models import LanguageModel
 from specjax.protocol import Drafter
 from specjax.training.saved_drafter import load_drafter
+from specjax.weights.hub import local_path
 from specjax.weights.speculators import load_speculator
 
 
@@ -45,7 +45,7 @@ def saved_drafter(
     Raises:
         ValueError: no such folder, another target, or a draft length that the family cannot take.
     """
-    path = Path(path)
+    path = local_path(path)
     if not path.is_dir():
         raise ValueError(f"there is no folder {path} with a saved drafter")
     if (path / "config.json").is_file():

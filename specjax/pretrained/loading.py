@@ -1,7 +1,7 @@
 """Pretrained models from disk or the hub, as targets and as drafters."""
 
-import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,29 +10,38 @@ from specjax.data.pretrained_tokenizer import PretrainedTokenizer, load_pretrain
 from specjax.drafters import Independent
 from specjax.pretrained.model import Pretrained
 from specjax.weights import load_weights
+from specjax.weights.checksums import check_sha256
 from specjax.weights.hub import locate
 
 
-def load(path: str | os.PathLike, dtype: Any = None, revision: str | None = None) -> Pretrained:
+def load(
+    path: str | os.PathLike,
+    dtype: Any = None,
+    revision: str | None = None,
+    *,
+    sha256: Mapping[str, str] | None = None,
+) -> Pretrained:
     """A model with its tokenizer and chat template.
 
     Args:
         path: a Hugging Face folder, a .gguf file, or the name of a model on the hub.
         dtype: of weights and activations (default: that of a Hugging Face folder; float32 for a .gguf file).
         revision: of a model on the hub.
+        sha256: digests, in hexadecimal, that the model's files must have, by file name.
 
     Raises:
         ValueError: nothing there, or something that is not such a model; one line that names it.
     """
     located = locate(path, revision)
+    check_sha256(located, sha256 or {})
     tokenizer = load_pretrained_tokenizer(located)
     model = load_weights(located, dtype)
     return Pretrained(
         model=model,
         tokenizer=tokenizer,
         chat_template=load_chat_template(located),
-        stop_ids=_stop_ids(located, tokenizer, model.config.vocab_size),
-        name=Path(path).name.removesuffix(".gguf"),
+        stop_ids=tuple(sorted(tokenizer.eos_ids)),
+        name=(Path(path).name or located.resolve().name).removesuffix(".gguf"),
     )
 
 
@@ -58,38 +67,31 @@ def independent_drafter(
 
 
 def check_same_tokenizer(drafter: Pretrained, target: Pretrained) -> None:
-    """Raises ValueError when an id does not mean the same to both."""
+    """Raises ValueError when an id does not mean the same to both.
+
+    Tokens that were added behind the vocabulary do not count where one of the two has no weights for them: it neither
+    reads nor writes them.
+    """
     one, other = drafter.tokenizer, target.tokenizer
     if one.fingerprint == other.fingerprint:
         return
-    pairs = zip(one.token_bytes, other.token_bytes, strict=False)
-    differing = next((i for i, (a, b) in enumerate(pairs) if a != b or _special(one, i) != _special(other, i)), None)
-    what = f"{one.vocab_size} tokens against {other.vocab_size}"
-    if differing is not None:
-        a, b = (tokenizer.token_bytes[differing] or _special(tokenizer, differing) for tokenizer in (one, other))
-        what = f"token {differing} is {a!r} there and {b!r} here"
+    shared = min(drafter.model.config.vocab_size, target.model.config.vocab_size)
+    longest = max(one.vocab_size, other.vocab_size)
+    ids = (i for i in range(longest) if i < shared or _ordinary(one, i) or _ordinary(other, i))
+    differing = next((i for i in ids if one.meaning(i) != other.meaning(i)), None)
+    if differing is None:
+        return
+    what = f"token {differing} is {_named(one, differing)} there and {_named(other, differing)} here"
     raise ValueError(
         f"{drafter.name} cannot draft for {target.name}: it has another tokenizer ({what}); take a draft model of the "
         "same family"
     )
 
 
-def _special(tokenizer: PretrainedTokenizer, i: int) -> str | None:
-    return tokenizer.special_texts.get(i)
+def _ordinary(tokenizer: PretrainedTokenizer, i: int) -> bool:
+    return tokenizer.meaning(i) is not None and i not in tokenizer.added_ids
 
 
-def _stop_ids(path: Path, tokenizer: PretrainedTokenizer, vocab_size: int) -> tuple[int, ...]:
-    """What the tokenizer knows as ends of text, and what config.json adds to them."""
-    further = _read_json(path / "config.json").get("eos_token_id") if path.is_dir() else None
-    ends = {*tokenizer.eos_ids, *(further if isinstance(further, list) else [further])}
-    return tuple(sorted(i for i in ends if isinstance(i, int) and 0 <= i < vocab_size))
-
-
-def _read_json(path: Path) -> dict:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({' '.join(str(error).split())})") from None
-    return content if isinstance(content, dict) else {}
+def _named(tokenizer: PretrainedTokenizer, i: int) -> str:
+    meaning = tokenizer.meaning(i)
+    return "missing" if meaning is None else repr(meaning)

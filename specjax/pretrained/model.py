@@ -14,6 +14,7 @@ from specjax.decoding import Run, StopStrings
 from specjax.decoding.state import shared_context
 from specjax.models import LanguageModel
 from specjax.penalties import Penalties
+from specjax.pretrained.arguments import as_integer, as_stop_strings
 from specjax.pretrained.chat import Chat
 from specjax.pretrained.drafters import with_params
 from specjax.pretrained.fitting import bucket, check_fits
@@ -35,11 +36,14 @@ class Pretrained:
         model: the target.
         tokenizer: its tokenizer.
         chat_template: how messages become a prompt; None for a model that only continues text.
-        stop_ids: ids that end a text.
+        stop_ids: ids that end a text; those that the model has no weights for never do, and are left out.
         name: what messages and reports call it.
 
+    A tokenizer may have more tokens than the model where these were added behind its own vocabulary, as Gemma 3 has one
+    for images and many a Llama one for padding. They are never emitted, and no prompt may hold them.
+
     Raises:
-        ValueError: the tokenizer has more tokens than the model.
+        ValueError: the tokenizer has an ordinary token that the model has no weights for.
     """
 
     model: LanguageModel
@@ -50,11 +54,15 @@ class Pretrained:
     _automata: dict = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self):
-        tokens, vocab = self.tokenizer.vocab_size, self.model.config.vocab_size
-        if tokens > vocab:
+        tokenizer, vocab = self.tokenizer, self.model.config.vocab_size
+        behind = (i for i in range(vocab, tokenizer.vocab_size) if tokenizer.meaning(i) is not None)
+        ordinary = next((i for i in behind if i not in tokenizer.added_ids), None)
+        if ordinary is not None:
             raise ValueError(
-                f"{self.name}: the tokenizer has {tokens} tokens and the model {vocab}; give it the model's own"
+                f"{self.name}: the tokenizer has {tokenizer.vocab_size} tokens and the model {vocab}, so that token "
+                f"{ordinary}, {tokenizer.meaning(ordinary)!r}, has no weights; give it the model's own"
             )
+        object.__setattr__(self, "stop_ids", tuple(i for i in self.stop_ids if i < vocab))
 
     def prompt_ids(self, prompt: Any) -> list[int]:
         """Token ids of a text to be continued, or of a conversation that the model is to answer.
@@ -63,8 +71,19 @@ class Pretrained:
         template; typed into a text or a message they stay text.
 
         Raises:
-            ValueError: no token at all, messages without a chat template, or a template that refuses them.
+            ValueError: no token at all, one that the model has no weights for, messages without a chat template, or a
+                template that refuses them.
         """
+        ids, vocab = self._encode(prompt), self.model.config.vocab_size
+        without = next((i for i in ids if i >= vocab), None)
+        if without is not None:
+            raise ValueError(
+                f"the prompt holds {_written(self.tokenizer, without)!r}, token {without}, which {self.name} "
+                f"has no weights for (its last token is {vocab - 1}); leave it out of the text or the chat template"
+            )
+        return ids
+
+    def _encode(self, prompt: Any) -> list[int]:
         if not isinstance(prompt, str):
             if self.chat_template is None:
                 raise ValueError(
@@ -103,7 +122,8 @@ class Pretrained:
             verifier: a rule or its name (default: "greedy" at temperature 0, else that of `decoding.generate`).
             sampling: the target's Sampling (default: temperature 1); draft_sampling: the drafter's (default: the same).
             penalties: Penalties on tokens that occurred, and banned tokens.
-            stop: strings that end a text; the text comes without them.
+            stop: strings that end a text; the text comes without them. One that is written like a special token, such
+                as "<|im_end|>", is also that token; one that holds more than that is text alone.
             seed: one integer, or one per text. With one, text i takes noise of its own, made from the seed and i.
             batch_size: most texts decoded together. A text does not depend on it, but for rounding.
 
@@ -148,6 +168,8 @@ class Pretrained:
         """
         if isinstance(texts, str) or not isinstance(texts, Sequence) or any(isinstance(text, dict) for text in texts):
             raise ValueError(f"generate takes a list, of texts or of lists of messages; got {str(texts)[:80]}")
+        max_new_tokens = as_integer("max_new_tokens", max_new_tokens)
+        batch_size = as_integer("batch_size", batch_size)
         if not texts or batch_size < 1:
             raise ValueError(f"generate needs a text and a batch_size of at least 1; got {len(texts)} and {batch_size}")
         seeds, prompts = text_seeds(seed, len(texts)), [self.prompt_ids(text) for text in texts]
@@ -204,17 +226,24 @@ class Pretrained:
         `continues` says of each whether its text goes on (default) or begins anew, as an answer does: some tokenizers
         then have a space too many.
         """
-        stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        stop = as_stop_strings(stop)
         options = self.decoding_options(drafter=drafter, verifier=verifier, sampling=sampling, stop=stop, **options)
         run = Run.start(self.model, prompts, max_new_tokens=max_new_tokens, seed=seeds, **options)
         continues = [True] * len(prompts) if continues is None else continues
-        texts = [VisibleText(self.tokenizer, self.stop_ids, stop, goes_on) for goes_on in continues]
-        return TextRun(run, texts)
+        texts = [VisibleText(self.tokenizer, options["stop_ids"], stop, goes_on) for goes_on in continues]
+        return TextRun(run, texts, self._stop_tokens(stop))
 
     def decoding_options(
-        self, *, drafter: Any = None, verifier=None, sampling: Any = None, stop: Sequence[str] = (), **options
+        self,
+        *,
+        drafter: Any = None,
+        verifier: str | Verifier | None = None,
+        sampling: Any = None,
+        stop: str | Sequence[str] = (),
+        **options,
     ) -> dict[str, Any]:
         """Keyword arguments of `decoding.generate` from those of `generate`; further ones stay as they are."""
+        stop = as_stop_strings(stop)
         drafter, params = with_params(drafter, self.model)
         sampling = Sampling.of() if sampling is None else sampling
         if verifier is None and isinstance(sampling, Sampling) and sampling.greedy:
@@ -224,16 +253,25 @@ class Pretrained:
             drafter_params=params,
             verifier=verifier,
             sampling=sampling,
-            stop_ids=self.stop_ids,
-            stop_strings=self._automaton(tuple(stop)) if stop else None,
+            stop_ids=tuple(dict.fromkeys([*self.stop_ids, *self._stop_tokens(stop)])),
+            stop_strings=self._automaton(stop) if stop else None,
         )
+
+    def _stop_tokens(self, stop: tuple[str, ...]) -> dict[int, str]:
+        """The special tokens among stop strings, by id."""
+        special, vocab = self.tokenizer.special_texts, self.model.config.vocab_size
+        return {i: text for i, text in special.items() if text in stop and i < vocab} if stop else {}
 
     def _automaton(self, stop: tuple[str, ...]) -> StopStrings:
         """Its tables take a moment for a large vocabulary, so the last ones are kept."""
         if stop not in self._automata:
             self._automata.clear()
-            self._automata[stop] = StopStrings(stop, self.tokenizer.token_bytes)
+            self._automata[stop] = StopStrings(stop, self.tokenizer.token_bytes[: self.model.config.vocab_size])
         return self._automata[stop]
+
+
+def _written(tokenizer: PretrainedTokenizer, i: int) -> str:
+    return tokenizer.special_texts.get(i) or tokenizer.token_bytes[i].decode("utf-8", "replace")
 
 
 def _per_row(name: str, value: Any, count: int) -> Any:

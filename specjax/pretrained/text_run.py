@@ -1,11 +1,12 @@
 """A batch of prompts on its way through the decoding loop, seen as text."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from specjax.decoding import Counts, Run
+from specjax.pretrained.arguments import as_integer
 from specjax.pretrained.visible_text import Segment, TextPiece, VisibleText, joined
 
 
@@ -19,7 +20,7 @@ class TextGeneration:
         tokens, origins, logprobs: [T] ids that were emitted, a stop token too, with each one's Origin and the target's
             log-probability (temperature 1, no filters).
         finish: "stop", "length", or "running" for a text that was left before its end.
-        stop_string: the stop string that ended it, if one did.
+        stop_string: the stop string that ended it, if one did; as text, or as the special token that it names.
         prompt_tokens: tokens of the prompt.
         reused_tokens: how many of them the target did not read again, because an earlier turn had.
         counts: Counts of this text alone, arrays of one row.
@@ -62,15 +63,16 @@ class TextRun:
     Args:
         run: prefilled.
         texts: a fresh one per row, for the tokenizer, stop ids and stop strings that the run was started with.
+        stop_tokens: those of the stop ids that were asked for as stop strings, with these.
     """
 
-    def __init__(self, run: Run, texts: Sequence[VisibleText]):
+    def __init__(self, run: Run, texts: Sequence[VisibleText], stop_tokens: Mapping[int, str] | None = None):
         run.advance(0)  # compiles the loop, so that no figure of speed holds that
         run.decode_seconds = 0.0
         self.decoder = run.decoder
         self._run: Run | None = run
         self._so_far = run.result()
-        self._texts = list(texts)
+        self._texts, self._stop_tokens = list(texts), dict(stop_tokens or {})
         self._segments: list[list[Segment]] = [[] for _ in self._texts]
 
     @property
@@ -121,14 +123,17 @@ class TextRun:
     def _result(self, row: int) -> TextGeneration:
         so_far, segments = self._so_far, (*self._segments[row], *self._texts[row].held())
         fields = [field.name for field in dataclasses.fields(Counts)]
+        tokens, stop_string = so_far.tokens[row], so_far.stop_string[row]
+        if stop_string is None and so_far.finish[row] == "stop":
+            stop_string = self._stop_tokens.get(int(tokens[-1]))
         return TextGeneration(
             text=joined(segments),
             segments=segments,
-            tokens=so_far.tokens[row],
+            tokens=tokens,
             origins=so_far.origins[row],
             logprobs=so_far.logprobs[row],
             finish=so_far.finish[row],
-            stop_string=so_far.stop_string[row],
+            stop_string=stop_string,
             prompt_tokens=int(so_far.prompt_lengths[row]),
             reused_tokens=int(so_far.reused[row]),
             counts=Counts(**{name: getattr(so_far.counts, name)[row : row + 1] for name in fields}),
@@ -144,7 +149,7 @@ class TextStream(Iterator[TextPiece]):
     """
 
     def __init__(self, run: TextRun, rounds_per_piece: int = 1):
-        if rounds_per_piece < 1:
+        if as_integer("rounds_per_piece", rounds_per_piece) < 1:
             raise ValueError(f"rounds_per_piece must be at least 1; got {rounds_per_piece}")
         self.decoder, self._run, self._rounds = run.decoder, run, rounds_per_piece
 
@@ -170,7 +175,10 @@ def text_seeds(seed: int | Sequence[int], count: int, first: int = 0) -> list[in
     Raises:
         ValueError: no integers, or not one per text.
     """
-    seeds = np.asarray(seed)
+    try:
+        seeds = np.asarray(seed)
+    except ValueError:  # lists of different lengths
+        seeds = np.array(None)
     if not np.issubdtype(seeds.dtype, np.integer) or seeds.shape not in ((), (count,)) or (seeds < 0).any():
         raise ValueError(f"seed must be an integer >= 0, or {count} of them, one per text; got {seed!r}")
     if seeds.ndim:

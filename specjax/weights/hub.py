@@ -6,7 +6,20 @@ from pathlib import Path
 
 # owner/name, as the hub allows them; anything else is a path.
 _ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*")
-_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
+# Not every *.safetensors: beside the model itself there may be the same weights once more, as consolidated.safetensors.
+_FILES = ["*.json", "model*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
+
+
+def local_path(path: str | os.PathLike) -> Path:
+    """The path, whatever there is, with ~ and ~user as the folders that they stand for.
+
+    Raises:
+        ValueError: a user that does not exist.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{path} begins with a user that this machine does not have; write the whole path") from None
 
 
 def locate(path_or_id: str | os.PathLike, revision: str | None = None) -> Path:
@@ -20,10 +33,12 @@ def locate(path_or_id: str | os.PathLike, revision: str | None = None) -> Path:
     Raises:
         ValueError: neither a path nor an id; or an id that the hub does not have or give, or that cannot be asked for.
     """
-    path = Path(path_or_id).expanduser()
-    if path.exists():
-        return path
-    name = str(path_or_id)
+    path, name = local_path(path_or_id), str(path_or_id)
+    try:
+        if path.exists():
+            return path
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        raise ValueError(f"{name} cannot be looked for ({error.strerror}); give another path") from None
     if not _ID.fullmatch(name):
         raise ValueError(f"there is no {name}, and it is not an id of the Hugging Face hub (owner/name)")
     from huggingface_hub import snapshot_download

@@ -40,6 +40,9 @@ def test_messages_become_text():
         ("{{ tools is none }} {{ documents is none }} {{ eos_token }}", "True True E"),
         ("{{ strftime_now('%Y') | length }}", "4"),
         ("{% set ns = namespace(n=1) %}{% set ns.n = 2 %}{{ ns.n }}", "2"),
+        ("a{% generation %}b{{ eos_token }}{% endgeneration %}c", "abEc"),
+        ("{% for m in messages %}\n  {%- generation -%}\n  {{ m.role }}\n  {%- endgeneration %}\n{% endfor %}", "user"),
+        ("{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}", "21"),
     ],
 )
 def test_what_templates_rely_on(source, text):
@@ -76,10 +79,17 @@ def test_a_template_that_refuses_says_why():
         ChatTemplate(TURNS).render(messages)
 
 
-def test_a_template_that_cannot_be_parsed():
-    with pytest.raises(ValueError, match=r"cannot be parsed \(line 2: TemplateSyntaxError") as error:
-        ChatTemplate("{% if x %}\n{% endfor %}")
-    assert "\n" not in str(error.value)
+@pytest.mark.parametrize(
+    "source", ["{% if x %}\n{% endfor %}", "\n{% call_me %}", "\n{% generation %}a", 7, {"a": "b"}]
+)
+def test_a_template_that_cannot_be_parsed_is_an_error_of_messages(source):
+    template = ChatTemplate(source, file="folder/it.jinja")
+    tokenizer = PretrainedTokenizer.from_gguf(gguf_of(byte_level("smollm"), "smollm"))
+    for use in (template.render, lambda messages: template.encode(messages, tokenizer)):
+        with pytest.raises(ValueError, match="folder/it.jinja: the chat template cannot be parsed .*Error") as error:
+            use(HELLO)
+        assert "\n" not in str(error.value) and "give a text to continue" in str(error.value)
+        assert not isinstance(source, str) or "(line 2: TemplateSyntaxError" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -132,22 +142,62 @@ def test_templates_are_found(tmp_path):
     assert load_chat_template(tmp_path / "tokenizer.json").render(HELLO) == "B 3 数"
     (tmp_path / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(ValueError, match="chat_template.jinja: the chat template cannot be parsed"):
-        load_chat_template(tmp_path)
-    config.write_text("{")
-    with pytest.raises(ValueError, match="tokenizer_config.json is not JSON"):
-        load_chat_template(tmp_path)
+        load_chat_template(tmp_path).render(HELLO)
+    for odd in ([], ["default"], [{"name": "default"}], [{"name": "rag", "template": "1"}]):
+        (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
+        config.write_text(json.dumps({"chat_template": odd}))
+        assert load_chat_template(tmp_path) is None
 
 
-@pytest.mark.parametrize("source", [None, "{{ bos_token }} 4 {{ eos_token }}"])
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"{", "is not JSON"),
+        (b"[" * 100_000, "is not JSON \\(RecursionError"),
+        (b'{"a": "\xff"}', "is not UTF-8 \\(byte 7 is 0xff\\); save it as UTF-8"),
+        ('{"a": "é"}'.encode("utf-16"), "is not UTF-8 \\(byte 0 is 0xff\\)"),
+    ],
+    ids=["cut", "deep", "latin-1", "utf-16"],
+)
+@pytest.mark.parametrize(
+    "name", ["tokenizer_config.json", "special_tokens_map.json", "chat_template.json", "chat_template.jinja"]
+)
+def test_a_damaged_file_is_named_in_one_line(name, content, message, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    if name.endswith(".jinja") and "UTF-8" not in message:
+        return  # any text is a template
+    with pytest.raises(ValueError, match=f"{tmp_path / name} {message}") as error:
+        load_chat_template(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_template_may_write_all_special_tokens_that_the_folder_names(tmp_path):
+    settings = {
+        "bos_token": None, "unk_token": {"content": "U"}, "pad_token": "P", "add_eos_token": True, "mask_token": 3,
+        "additional_special_tokens": ["X", {"content": "Y"}, 5], "extra_special_tokens": {"image_token": "I"},
+        "chat_template": "{{ unk_token }} {{ pad_token }} {{ additional_special_tokens | join }} {{ image_token }}"
+        " {{ sep_token }} {{ mask_token is defined }} {{ bos_token == '' }} {{ messages | length }}",
+    }  # fmt: skip
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"pad_token": "Q", "sep_token": {"content": "S"}}))
+    assert load_chat_template(tmp_path).render(HELLO) == "U P XY I S False True 1"
+    settings |= {"extra_special_tokens": ["Z"], "additional_special_tokens": None}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert load_chat_template(tmp_path).render(HELLO) == "U P Z  S False True 1"
+
+
+@pytest.mark.parametrize("source", [None, "{{ bos_token }} 4 {{ eos_token }} {{ unk_token }}{{ pad_token }}"])
 def test_the_template_of_a_gguf_file(source, tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     writer.add_token_list(["<s>", "a", "</s>"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(2)
+    writer.add_unk_token_id(1)
+    writer.add_pad_token_id(9)
     if source:
         writer.add_chat_template(source)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
     template = load_chat_template(tmp_path / "m.gguf")
-    assert template is None if source is None else template.render(HELLO) == "<s> 4 </s>"
+    assert template is None if source is None else template.render(HELLO) == "<s> 4 </s> a"

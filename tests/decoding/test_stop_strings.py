@@ -217,6 +217,17 @@ def test_ids_behind_the_tokenizers_stand_for_nothing():
     assert completed.tolist() == [[0, 0, 0, 1]] and states[0, 0] == states[0, 2] != 0
 
 
+def test_tokens_without_text_behind_the_models_own_do_no_harm():
+    strings = StopStrings("ab", [b"a", b"", b"b", b"", b""])
+    tokens = jnp.array([[0, 1, 2]])
+    for size in (3, 4, 5, 7):
+        tables = strings.tables(size)
+        assert tables.next_state.shape[1] == tables.completed.shape[1] == size
+        assert tables.along(jnp.zeros(1, jnp.int32), tokens)[1].tolist() == [[0, 0, 1]]
+    with pytest.raises(ValueError, match=r"a vocabulary of 3 tokens and the target's has 2; .*token_bytes\[:2\]"):
+        strings.tables(2)
+
+
 def test_a_large_vocabulary():
     rng = np.random.default_rng(0)
     words = [bytes(rng.integers(97, 105, rng.integers(1, 9)).astype(np.uint8)) for _ in range(3000)]

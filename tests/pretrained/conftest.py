@@ -1,5 +1,6 @@
 """One tiny model for all tests of this folder."""
 
+import jaxtyping
 import pytest
 
 import specjax
@@ -16,3 +17,9 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def model(folder):
     return specjax.load(folder)
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """Calls as they are outside of these tests, where no annotation is checked."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

@@ -149,6 +149,14 @@ def test_a_drafter_of_another_size_of_vocabulary_is_refused_before_compiling(mod
     assert np.isfinite(model.generate(["the"], max_new_tokens=4, drafter=(drafter, params))[0].logprobs).all()
 
 
+def test_a_folder_may_be_given_with_a_tilde(model, saved, monkeypatch):
+    monkeypatch.setenv("HOME", str(saved.parent))
+    assert saved_drafter("~/eagle", model.model)[0] == with_params("~/eagle", model.model)[0]
+    assert saved_drafter(saved, model.model)[0] == saved_drafter("~/eagle", model.model)[0]
+    with pytest.raises(ValueError, match="~nosuchuser/x begins with a user that this machine does not have"):
+        with_params("~nosuchuser/x", model.model)
+
+
 def test_what_is_no_drafter_is_named(model, tmp_path):
     with pytest.raises(ValueError, match="there is no folder .*nothing"):
         saved_drafter(tmp_path / "nothing", model.model)

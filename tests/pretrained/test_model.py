@@ -14,6 +14,7 @@ from specjax.drafters import NGram
 from specjax.penalties import Penalties
 from specjax.pretrained import Pretrained
 from specjax.sampling import Sampling
+from specjax.weights.checksums import sha256_of
 from tests.pretrained.tiny_model import CONTEXT, write_model
 
 TEXTS = ["the cat sat on the mat", "d", [{"role": "user", "content": "für 日本語"}], "def add(a, b):\n    return"]
@@ -213,6 +214,14 @@ def test_stop_ids_come_from_the_other_configs_too(tmp_path):
         ([[]], {}, "a list of at least one message"),
         ([[{"role": "user"}]], {}, "message 0 must be a dict with a text for 'content'"),
         (["the"], dict(batch_size=0), "batch_size of at least 1"),
+        (["the"], dict(batch_size=1.5), "batch_size must be an integer; got 1.5"),
+        (["the"], dict(batch_size=None), "batch_size must be an integer; got None"),
+        (["the"], dict(max_new_tokens=1.5), "max_new_tokens must be an integer; got 1.5"),
+        (["the"], dict(max_new_tokens=np.float32(2)), "max_new_tokens must be an integer; got .*2.0"),
+        (["the"], dict(max_new_tokens=True), "max_new_tokens must be an integer; got True"),
+        (["the"], dict(max_new_tokens=np.bool_(True)), "max_new_tokens must be an integer; got .*True"),
+        (["the"], dict(max_new_tokens="8"), "max_new_tokens must be an integer; got '8'"),
+        (["the"], dict(max_new_tokens=[8]), r"max_new_tokens must be an integer; got \[8\]"),
         (["the"], dict(max_new_tokens=0), "max_new_tokens must be at least 1; got 0"),
         (
             ["the", "a " * 300],
@@ -222,19 +231,71 @@ def test_stop_ids_come_from_the_other_configs_too(tmp_path):
         (["a " * 100], {}, f"the prompt takes .* tokens; with max_new_tokens 256.*{CONTEXT}: lower max_new_tokens to "),
         (["the"], dict(seed=-1), "seed must be an integer >= 0"),
         (["the"], dict(seed=[1, 2]), "1 of them, one per text"),
+        (["the"], dict(seed=[[1], [2, 3]]), "seed must be an integer >= 0"),
+        (["the"], dict(seed=True), "seed must be an integer >= 0"),
         (["the"], dict(sampling=0.5, max_new_tokens=4), "sampling must be made by Sampling.of"),
         (["the"], dict(penalties=1.2, max_new_tokens=4), "penalties must be made by Penalties.of"),
         (["the"], dict(drafter=7), "drafter must be None, a drafter"),
         (["the"], dict(drafter="no/such/folder"), "there is no folder no/such/folder"),
         (["the"], dict(verifier="tokn", max_new_tokens=4), "unknown verifier 'tokn'"),
         (["the"], dict(stop=("",), max_new_tokens=4), "stop string"),
+        (
+            ["the"],
+            dict(stop=None, max_new_tokens=4),
+            r"stop must be a string or a list of strings, \(\) for none; got None",
+        ),
+        (["the"], dict(stop=3, max_new_tokens=4), "stop must be a string or a list of strings.*; got 3"),
+        (["the"], dict(stop=[3], max_new_tokens=4), "a stop string must be a string of at least one character; got 3"),
+        (["the"], dict(stop=[["a"]], max_new_tokens=4), r"a stop string must be a string of .*; got \['a'\]"),
+        (
+            ["the"],
+            dict(stop=b"ab", max_new_tokens=4),
+            "a stop string must be a string of at least one character; got 97",
+        ),
         (["\ud800"], {}, "surrogate"),
     ],
 )
-def test_what_is_wrong_with_a_call_is_said_in_one_line(model, texts, options, message):
+def test_what_is_wrong_with_a_call_is_said_in_one_line(model, unchecked, texts, options, message):
     with pytest.raises(ValueError, match=message) as error:
         model.generate(texts, **options)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(max_new_tokens="8"), "max_new_tokens must be an integer; got '8'"),
+        (dict(max_new_tokens=2.0), "max_new_tokens must be an integer; got 2.0"),
+        (dict(rounds_per_piece=1.5), "rounds_per_piece must be an integer; got 1.5"),
+        (dict(stop=None), "stop must be a string or a list of strings"),
+        (dict(seed="1"), "seed must be an integer >= 0"),
+    ],
+)
+def test_a_stream_says_it_at_once_and_a_chat_too(model, unchecked, options, message):
+    with pytest.raises(ValueError, match=message):
+        model.stream("the", **dict(max_new_tokens=4) | options)
+    if options.keys() <= {"max_new_tokens", "stop"}:
+        with pytest.raises(ValueError, match=message):
+            model.chat(**options)
+
+
+def test_integers_of_other_libraries_are_integers(model, unchecked):
+    (plain,) = model.generate(["the"], max_new_tokens=4, sampling=GREEDY)
+    options = dict(max_new_tokens=np.int32(4), batch_size=np.uint8(2), sampling=GREEDY)
+    assert model.generate(["the"], **options)[0].text == plain.text
+
+
+def test_a_template_that_cannot_be_parsed_does_not_hinder_texts(tmp_path, model):
+    write_model(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{% for %}")
+    loaded = specjax.load(tmp_path)
+    options = dict(max_new_tokens=8, sampling=GREEDY)
+    assert loaded.generate(["the cat"], **options)[0].text == model.generate(["the cat"], **options)[0].text
+    message = "chat_template.jinja: the chat template cannot be parsed .* give a text to continue"
+    for ask in (lambda: loaded.generate([TEXTS[2]], **options), lambda: loaded.chat(**options).reply("a")):
+        with pytest.raises(ValueError, match=message) as error:
+            ask()
+        assert "\n" not in str(error.value)
 
 
 def test_messages_need_a_chat_template(model):
@@ -249,3 +310,11 @@ def test_the_tokenizer_must_fit_the_model(model):
     config = dataclasses.replace(model.model.config, vocab_size=100)
     with pytest.raises(ValueError, match="tokens and the model 100"):
         Pretrained(model.model.replace(config=config), model.tokenizer)
+
+
+def test_a_file_that_is_not_the_published_one_is_refused(tmp_path):
+    write_model(tmp_path)
+    digest = sha256_of(tmp_path / "model.safetensors")
+    assert specjax.load(tmp_path, sha256={"model.safetensors": digest}).model.num_params > 0
+    with pytest.raises(ValueError, match=f"model.safetensors must have sha256 {digest[::-1]}; got {digest}"):
+        specjax.load(tmp_path, sha256={"model.safetensors": digest[::-1]})

@@ -1,5 +1,7 @@
 """A path comes first; what the hub cannot give ends in one line. No test asks the network."""
 
+import fnmatch
+import pathlib
 import types
 
 import huggingface_hub
@@ -12,6 +14,12 @@ from huggingface_hub.errors import (
 )
 
 from specjax.weights import locate
+
+FILES = [
+    *("config.json", "generation_config.json", "model.safetensors", "model-00001-of-00002.safetensors"),
+    *("model.safetensors.index.json", "tokenizer.json", "chat_template.jinja"),
+    *("consolidated.safetensors", "original/consolidated.00.pth", "pytorch_model.bin", "adapter.safetensors"),
+]
 
 
 def refused(kind):
@@ -34,7 +42,8 @@ def test_an_id_is_downloaded(tmp_path, monkeypatch):
 
     def download(name, *, revision, allow_patterns):
         calls.append((name, revision))
-        assert "*.safetensors" in allow_patterns and not any("bin" in pattern for pattern in allow_patterns)
+        fetched = [file for file in FILES if any(fnmatch.fnmatch(file, pattern) for pattern in allow_patterns)]
+        assert fetched == FILES[: FILES.index("consolidated.safetensors")]
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
@@ -49,6 +58,15 @@ def test_what_is_no_id_is_a_missing_path(name, monkeypatch, tmp_path):
     if name:
         with pytest.raises(ValueError, match=f"there is no {name}, and it is not an id of the Hugging Face hub"):
             locate(name)
+
+
+@pytest.mark.parametrize("name", ["~nosuchuser/x", "~nosuchuser", "a" * 300])
+def test_what_cannot_be_looked_for_is_one_line(name, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail("the hub was asked"))
+    for path in (name, pathlib.Path(name)):
+        with pytest.raises(ValueError, match=f"^{name} ") as caught:
+            locate(path)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

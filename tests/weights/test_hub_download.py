@@ -65,7 +65,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def hub(tmp_path):
     write_model(tmp_path / "tiny")
-    (tmp_path / "tiny" / "pytorch_model.bin").write_bytes(b"not to be fetched")
+    for name in ("pytorch_model.bin", "consolidated.safetensors"):
+        (tmp_path / "tiny" / name).write_bytes(b"not to be fetched")
     handler = type("TinyHub", (Hub,), {"folder": tmp_path / "tiny", "asked": []})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
