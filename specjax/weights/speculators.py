@@ -98,10 +98,18 @@ def save_speculator(
     partial = folder / "model.safetensors.partial"
     try:
         save_file(tensors, partial, metadata={"format": "pt"})
+        partial.chmod(0o666 & ~_umask())  # the library's own leaves it to the owner alone, and a server is another user
         os.replace(partial, folder / "model.safetensors")
     finally:
         partial.unlink(missing_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _umask() -> int:
+    """What the process takes from the permissions of new files; it can only be read by setting it."""
+    current = os.umask(0o077)
+    os.umask(current)
+    return current
 
 
 def load_speculator(path, target: TransformerConfig, *, target_params: Any = None) -> tuple[Any, dict]:

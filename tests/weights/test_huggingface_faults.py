@@ -136,7 +136,7 @@ def test_digests_of_a_model_whatever_its_kind(tmp_path):
         load_weights(tmp_path / "model.gguf", sha256={"other.gguf": "00"})
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "", "float", "int8", 3, object()], ids=str)
+@pytest.mark.parametrize("dtype", ["fp16", "", "float", "int8", 3, (1, 2)], ids=str)
 @pytest.mark.parametrize("kind", ["folder", "gguf"])
 def test_a_dtype_that_there_is_not(tmp_path, kind, dtype):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")

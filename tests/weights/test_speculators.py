@@ -47,6 +47,8 @@ def test_what_is_saved_comes_back(tmp_path, name, dtype):
     verifier = config.get("speculators_config", config)["verifier"]
     assert verifier["name_or_path"] == "some/target" and verifier["num_hidden_layers"] == 4
     assert sorted(file.name for file in (tmp_path / "a").iterdir()) == ["config.json", "model.safetensors"]
+    modes = {file.stat().st_mode for file in (tmp_path / "a").iterdir()}
+    assert len(modes) == 1  # whoever may read the one may read the other
 
 
 @EVERY
