@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from specjax.training import losses
@@ -28,6 +28,7 @@ def value_and_gradient(name, target, draft, target_temperature=1.0, draft_temper
 
 @pytest.mark.parametrize("name", NAMES)
 @given(seed=st.integers(0, 10**6), scale=st.sampled_from([0.1, 1.0, 5.0, 30.0]))
+@example(seed=141, scale=30.0)
 def test_zero_for_equal_laws_and_positive_for_different_ones(name, seed, scale):
     p, q = jnp.float32(logits(seed, scale)), jnp.float32(logits(seed + 1, scale))
     value, _ = value_and_gradient(name, p, p + 2.0)  # the same law: logits are defined up to a constant
@@ -39,7 +40,8 @@ def test_zero_for_equal_laws_and_positive_for_different_ones(name, seed, scale):
     assume(DIVERGENCES["total_variation"](losses.log_law(p), losses.log_law(q)) > 1e-3)
     value, gradient = value_and_gradient(name, p, q)
     assert value > 1e-6
-    assert np.abs(gradient).max() > 0
+    # Where the drafter's law is one-hot in float32, no small change of its logits moves it.
+    assert np.abs(gradient).max() > 0 or jnp.exp(losses.log_law(q)).max() > 0.999
 
 
 @pytest.mark.parametrize("name", NAMES)
