@@ -62,6 +62,9 @@ def load_tree(path) -> tuple[Any, dict[str, jax.Array]]:
     where = f"model {path}"
     if not path.is_dir():
         raise ValueError(f"there is no saved model in {path}; give the folder that save_model wrote")
+    if not (path / "manifest").exists() and not (path / "state").exists():
+        held = ", ".join(sorted(file.name for file in path.iterdir())[:5]) or "nothing"
+        raise ValueError(f"there is no saved model in {path}, which holds {held}; give the folder that was saved")
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         with manifests.reading(where):
             manifest = checkpointer.restore(path, args=ocp.args.Composite(manifest=ocp.args.JsonRestore())).manifest

@@ -58,3 +58,10 @@ def test_no_model_and_damage_are_named(tmp_path):
             chex.assert_trees_all_equal(jax.tree.map(np.asarray, loaded.params), jax.tree.map(np.asarray, model.params))
         path.write_bytes(content)
     assert noticed >= {"state", "manifest"}
+
+
+def test_another_folder_is_not_called_damaged(tmp_path):
+    """Such as that of the stage which the model lies in: nobody should be told to delete it."""
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ValueError, match="there is no saved model in .*, which holds checkpoints; give the folder"):
+        load_model(tmp_path)
