@@ -1,12 +1,12 @@
 """A terminal, or a pipe in its place: text to standard output, remarks to standard error, lines from standard input."""
 
 import contextlib
-import os
 import signal
 import sys
 import time
 from collections.abc import Callable
 
+from specjax.command_line import discard
 from specjax.decoding import Origin
 from specjax.pretrained import TextGeneration, TextRun, TextStream
 from specjax.report.colour import colour_enabled, legend, trace
@@ -40,7 +40,7 @@ class Terminal:
         try:
             print(line, file=sys.stderr, flush=True)
         except BrokenPipeError:
-            _discard(sys.stderr)
+            discard(sys.stderr)
 
     def show(self, segments) -> None:
         """Some text, without an end of line."""
@@ -53,7 +53,7 @@ class Terminal:
             sys.stdout.flush()
         except BrokenPipeError:
             self.closed = True
-            _discard(sys.stdout)
+            discard(sys.stdout)
 
     def ask(self) -> str | None:
         """The next line of input; None at its end. ValueError for a line that is not UTF-8."""
@@ -125,10 +125,3 @@ class Terminal:
                 self.show((*result.segments, END_OF_LINE))
                 self.conclude(result)
         return interrupts
-
-
-def _discard(stream) -> None:
-    """What is still to be written to the stream goes nowhere: also what Python flushes when the program ends."""
-    with contextlib.suppress(OSError, ValueError):  # not a file of the system, so nothing is flushed to one
-        with open(os.devnull, "w") as null:
-            os.dup2(null.fileno(), stream.fileno())

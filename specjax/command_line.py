@@ -3,6 +3,7 @@
 Nothing here imports JAX before the arguments are known to be good, so a typing error is answered at once.
 """
 
+import contextlib
 import difflib
 import errno
 import importlib
@@ -62,8 +63,8 @@ def run(main: Callable[[list[str]], None], config: str = "config") -> None:
         if flags.FLAGS["traceback"].value or not (isinstance(error, UserError) or _raised_here(error)):
             raise
         _finish(USER_ERROR, str(error))
-    except BrokenPipeError:  # the reader, such as head, has gone; nor does Python get to complain on exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader, such as head, has gone
+        discard(sys.stdout)
         sys.exit(CLOSED_PIPE)
     except OSError as error:
         if flags.FLAGS["traceback"].value or error.errno not in REMEDIES:
@@ -261,6 +262,13 @@ def _raised_here(error, place: Path = ROOT) -> bool:
         return False
     file = Path(frames[-1].filename).resolve()
     return file.is_relative_to(place) and "site-packages" not in file.parts
+
+
+def discard(stream) -> None:
+    """What is still to be written to the stream goes nowhere: also what Python flushes when the program ends."""
+    with contextlib.suppress(OSError, ValueError):  # not a file of the system, so nothing is flushed to one
+        with open(os.devnull, "w") as null:
+            os.dup2(null.fileno(), stream.fileno())
 
 
 def _writable(folder: Path) -> Path:

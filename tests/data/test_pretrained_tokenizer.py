@@ -1,6 +1,5 @@
 """Pretrained tokenizers: exact round trips, the ids of the original, and special tokens that no user can type."""
 
-import json
 import unicodedata
 
 import numpy as np
@@ -11,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from specjax.data.pretrained_tokenizer import PretrainedTokenizer, load_pretrained_tokenizer
 from specjax.data.tokenizer import Tokenizer as Protocol
-from tests.data.tiny_vocabularies import CUTS, SPECIAL, TEXT, byte_level, gguf_of, sentencepiece
+from tests.data.tiny_vocabularies import CUTS, SPECIAL, TEXT, byte_level, folder_of, gguf_of, sentencepiece
 
 ORIGINALS = {pre: byte_level(pre) for pre in CUTS}
 BUILT = {pre: PretrainedTokenizer.from_gguf(gguf_of(original, pre)) for pre, original in ORIGINALS.items()}
@@ -150,14 +149,6 @@ def test_half_a_surrogate_pair_is_refused():
     for encode in (BUILT["smollm"].encode, lambda text: BUILT["smollm"].encode_batch(["a", text])):
         with pytest.raises(ValueError, match="character 2 .* surrogate"):
             encode("ab\ud800")
-
-
-def folder_of(path, tokenizer, **configs):
-    path.mkdir(exist_ok=True)
-    tokenizer.save(str(path / "tokenizer.json"))
-    for name, content in configs.items():
-        (path / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
-    return path
 
 
 def test_a_folder_names_beginnings_and_ends(tmp_path):

@@ -1,21 +1,12 @@
 """Beginnings and ends of texts, from whichever file names them."""
 
-import json
 
 import pytest
 from tokenizers import Tokenizer, models, processors
 
 from specjax.data.pretrained_tokenizer import PretrainedTokenizer, load_pretrained_tokenizer
 from specjax.data.text_boundaries import added_beginning
-from tests.data.tiny_vocabularies import SPECIAL, byte_level, gguf_of, sentencepiece
-
-
-def folder_of(path, backend, **configs):
-    path.mkdir(exist_ok=True)
-    backend.save(str(path / "tokenizer.json"))
-    for name, content in configs.items():
-        (path / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
-    return path
+from tests.data.tiny_vocabularies import SPECIAL, byte_level, folder_of, gguf_of, sentencepiece
 
 
 def renamed(*names):

@@ -85,3 +85,12 @@ def sentencepiece(add_space_prefix: bool, seed_text: str = TEXT, size: int = 60)
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
     }
+
+
+def folder_of(path, backend, **configs):
+    """A model's folder with a tokenizer, and configs by the names of their files; returns its path."""
+    path.mkdir(exist_ok=True)
+    backend.save(str(path / "tokenizer.json"))
+    for name, content in configs.items():
+        (path / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    return path

@@ -21,18 +21,6 @@ from tests.pretrained.tiny_model import CONTEXT, write_model
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model") / "tiny-llama"
-    write_model(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def model(folder):
-    return specjax.load(folder)
-
-
 @pytest.fixture
 def typed(monkeypatch):
     """Sets what comes from standard input, which is no terminal."""

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-import specjax
 from experiments import generate_text
 from specjax.drafters import NGram
 from specjax.pretrained.fitting import check_fits, why_too_long
@@ -18,11 +17,6 @@ def folder(tmp_path_factory):
     write_model(folder)
     use_template(folder, REFUSING)
     return folder
-
-
-@pytest.fixture(scope="module")
-def model(folder):
-    return specjax.load(folder)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import specjax
 from experiments import generate_text, terminal
 from experiments.terminal import Terminal
 from specjax.decoding import Origin
@@ -19,18 +18,6 @@ from tests.experiments.tiny_generation import from_the_api, tiny, user
 from tests.pretrained.tiny_model import write_model
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model") / "tiny-llama"
-    write_model(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def model(folder):
-    return specjax.load(folder)
 
 
 def kept_texts(workdir):
